@@ -113,7 +113,7 @@ def measure_server_heartbeat_us(config: Run, context: RunContext, count: int, fo
     with _open_server(config, folder, broker) as server:
 
         def send(kind: str, name: str, payload: bytes) -> None:
-            device.publish(topics.up(name, kind), payload)
+            device.publish(topics.uplink(name, kind), payload)
 
         for name in names:
             send("presence", name, encode(make_presence(name)))

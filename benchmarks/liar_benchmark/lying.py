@@ -80,7 +80,7 @@ class LyingLink:
             return
         for message in self._liar.rewrite(decode(payload)):
             retained = retain and address.kind == message.KIND
-            self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=retained)
+            self._inner.publish(self._topics.uplink(address.client_id, message.KIND), encode(message), retain=retained)
 
     def poll(self, timeout_s: float) -> Event | None:
         """See `Transport.poll`; messages that the liar does not accept are dropped."""

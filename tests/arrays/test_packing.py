@@ -1,4 +1,4 @@
-"""Numbers and marks in few bytes: they come back, and they take what was said."""
+"""Numbers and marks packed into few bytes: they can be unpacked, and their sizes are as predicted."""
 
 import math
 from collections.abc import Iterable
@@ -40,29 +40,29 @@ def test_numbers_stand_one_after_the_other_with_the_highest_bit_first() -> None:
     assert pack(np.array([0b101, 0b011, 0b110]), 3).tobytes() == bytes([0b10101111, 0b00000000])
 
 
-def marked(places: Iterable[int], size: int) -> Marks:
+def marks_at(positions: Iterable[int], size: int) -> Marks:
     marks = np.zeros(size, np.bool_)
-    marks[list(places)] = True
+    marks[list(positions)] = True
     return marks
 
 
 @pytest.mark.slow
 @examples(50)
-@given(size=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_marks_come_back(size: int, share: float, seed: int) -> None:
-    count = max(1, round(share * size))
-    marks = marked(np.random.default_rng(seed).choice(size, count, replace=False), size)
+@given(size=st.integers(1, 3000), fraction=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_marks_come_back(size: int, fraction: float, seed: int) -> None:
+    count = max(1, round(fraction * size))
+    marks = marks_at(np.random.default_rng(seed).choice(size, count, replace=False), size)
     packed = pack_marks(marks)
     assert len(packed) == count_marks_bytes(count, size)
-    # A bit for each place at most, and less than 3 bits and the logarithm of the gaps a mark.
+    # At most a bit per position, and less than 3 bits plus the logarithm of the gaps per mark.
     assert 8 * len(packed) < min(size, count * (3 + math.log2(size / count))) + 16
     np.testing.assert_array_equal(unpack_marks(packed, count, size), marks)
 
 
 def test_marks_at_either_end_come_back() -> None:
-    for places in ([0], [999_999], [0, 999_999]):
-        packed = pack_marks(marked(places, 10**6))
-        assert np.flatnonzero(unpack_marks(packed, len(places), 10**6)).tolist() == places
+    for positions in ([0], [999_999], [0, 999_999]):
+        packed = pack_marks(marks_at(positions, 10**6))
+        assert np.flatnonzero(unpack_marks(packed, len(positions), 10**6)).tolist() == positions
 
 
 def test_marks_everywhere_take_no_bytes() -> None:
@@ -71,16 +71,16 @@ def test_marks_everywhere_take_no_bytes() -> None:
 
 
 def test_few_marks_are_low_bits_after_a_bitmap_of_the_high_ones() -> None:
-    # 100 / 2 leaves 5 low bits; places 3 and 70 have the high parts 0 and 2, and set bits 0 and 2 + 1.
-    assert pack_marks(marked([3, 70], 100)).tobytes() == bytes([0b10010000, 0b00011001, 0b10000000])
+    # 100 / 2 leaves 5 low bits; positions 3 and 70 have the high parts 0 and 2, and set bits 0 and 2 + 1.
+    assert pack_marks(marks_at([3, 70], 100)).tobytes() == bytes([0b10010000, 0b00011001, 0b10000000])
 
 
 def test_many_marks_are_a_bitmap() -> None:
-    assert pack_marks(marked([0, 2, 3, 6], 8)).tobytes() == bytes([0b10110010])
+    assert pack_marks(marks_at([0, 2, 3, 6], 8)).tobytes() == bytes([0b10110010])
 
 
 @pytest.mark.parametrize(
-    ("packed", "count", "size", "said"),
+    ("packed", "count", "size", "message"),
     [
         ([0b10110010], 3, 8, "packed marks are 4, but must be 3"),
         ([0b10000000, 0b00011001, 0b10000000], 2, 100, "packed marks are 1, but must be 2"),
@@ -88,6 +88,6 @@ def test_many_marks_are_a_bitmap() -> None:
         ([0b10001000, 0b00000111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 0 and 127
     ],
 )
-def test_marks_that_nobody_packs_are_refused(packed: list[int], count: int, size: int, said: str) -> None:
-    with pytest.raises(ProtocolError, match=said):
+def test_marks_that_nobody_packs_are_refused(packed: list[int], count: int, size: int, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
         unpack_marks(np.array(packed, np.uint8), count, size)

@@ -1,4 +1,4 @@
-"""Codecs of updates: what comes back, what it takes, and what is refused."""
+"""Codecs of updates: decoded values, sizes, and refusals."""
 
 import math
 from collections.abc import Callable
@@ -41,19 +41,19 @@ def uniform(tensor: str) -> Uniform:
     return draw_rounding_numbers(tensor, seed=1, round_number=2, client_id="ada")
 
 
-def encoded(codec: AnyUpdateCodec, values: Floats) -> npt.NDArray[np.generic]:
+def encode(codec: AnyUpdateCodec, values: Floats) -> npt.NDArray[np.generic]:
     return encode_changes(codec, {"w": values}, exact=(), uniform=uniform)["w"]
 
 
-def back(codec: AnyUpdateCodec, values: Floats) -> Floats:
-    return decode_change(codec, "w", encoded(codec, values), values.shape, exact=False)
+def round_trip(codec: AnyUpdateCodec, values: Floats) -> Floats:
+    return decode_change(codec, "w", encode(codec, values), values.shape, exact=False)
 
 
 def constant(number: float) -> Uniform:
     return lambda count: np.full(count, number)
 
 
-def drawn(*shape: int, seed: int = 0) -> Floats:
+def normal(*shape: int, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -68,33 +68,33 @@ def test_the_table_names_every_codec() -> None:
 def test_what_comes_back_has_the_shape_the_size_and_is_near(
     codec: AnyUpdateCodec, values: list[float], seed: int
 ) -> None:
-    sent = np.random.default_rng(seed).permutation(np.array(values, np.float32)).reshape(1, -1)
-    written = encoded(codec, sent)
-    assert written.nbytes == count_encoded_bytes(codec, sent.size) <= sent.nbytes
-    found = decode_change(codec, "w", written, sent.shape, exact=False)
-    assert found.dtype == np.float32
-    assert found.shape == sent.shape
-    assert np.isfinite(found).all()
-    assert not found[sent == 0].any()
-    assert not (found * sent.astype(np.float64) < 0).any(), "a sign has changed"
-    # The norm travels as a float32, whose steps are no finer than this, however small it is.
-    bound = np.linalg.norm(sent.astype(np.float64)) * (1 + 1e-6) + np.finfo(np.float32).smallest_subnormal
-    assert (np.abs(found) <= bound).all()
+    change = np.random.default_rng(seed).permutation(np.array(values, np.float32)).reshape(1, -1)
+    encoded = encode(codec, change)
+    assert encoded.nbytes == count_encoded_bytes(codec, change.size) <= change.nbytes
+    decoded = decode_change(codec, "w", encoded, change.shape, exact=False)
+    assert decoded.dtype == np.float32
+    assert decoded.shape == change.shape
+    assert np.isfinite(decoded).all()
+    assert not decoded[change == 0].any()
+    assert not (decoded * change.astype(np.float64) < 0).any(), "a sign has changed"
+    # The norm is sent as a float32, which has no finer steps than this, however small it is.
+    bound = np.linalg.norm(change.astype(np.float64)) * (1 + 1e-6) + np.finfo(np.float32).smallest_subnormal
+    assert (np.abs(decoded) <= bound).all()
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_no_change_stays_none(codec: AnyUpdateCodec) -> None:
     for shape in ((1000,), (3, 5, 7), (1,), (), (0, 4)):
         zeros = np.zeros(shape, np.float32)
-        assert back(codec, zeros).tobytes() == zeros.tobytes()
+        assert round_trip(codec, zeros).tobytes() == zeros.tobytes()
 
 
 @pytest.mark.parametrize("codec", [Qsgd(levels=7, bucket_size=16), TopKQsgd(fraction=0.5, levels=7)])
 def test_values_that_did_not_change_stay_so_among_others(codec: AnyUpdateCodec) -> None:
-    values = drawn(40, 50)
+    values = normal(40, 50)
     values[::3] = 0
-    assert back(codec, values)[::3].tobytes() == np.zeros_like(values[::3]).tobytes()
-    assert back(codec, values).any()
+    assert round_trip(codec, values)[::3].tobytes() == np.zeros_like(values[::3]).tobytes()
+    assert round_trip(codec, values).any()
 
 
 @pytest.mark.slow
@@ -105,29 +105,29 @@ def test_values_that_did_not_change_stay_so_among_others(codec: AnyUpdateCodec) 
     values=st.lists(FLOATS.filter(lambda value: value == 0 or abs(value) > 1e-30), min_size=1, max_size=60),
 )
 def test_rounding_keeps_the_mean(levels: int, bucket_size: int, values: list[float]) -> None:
-    """The two outcomes of each value, weighted with the probability that the threshold gives them, are the value."""
-    coder, sent = QsgdCoder(levels, bucket_size), np.array(values, np.float32)
+    """The two outcomes of each value, weighted by the probabilities of the threshold, average to the value."""
+    coder, change = QsgdCoder(levels, bucket_size), np.array(values, np.float32)
 
     def outcome(number: float) -> npt.NDArray[np.float64]:
-        return coder.decode(coder.encode(sent, constant(number)), len(sent)).astype(np.float64)
+        return coder.decode(coder.encode(change, constant(number)), len(change)).astype(np.float64)
 
     away, towards = outcome(0.0), outcome(1 - 2**-53)
     norms = np.array(
         [
-            np.linalg.norm(sent[place - place % bucket_size :][:bucket_size].astype(np.float64))
-            for place in range(len(sent))
+            np.linalg.norm(change[index - index % bucket_size :][:bucket_size].astype(np.float64))
+            for index in range(len(change))
         ]
     )
     tolerance = 1e-6 * norms
     step = norms / levels
     assert (np.abs(np.abs(away - towards) - np.where(away == towards, 0, step)) <= tolerance).all()
-    for place in np.flatnonzero(away != towards):
-        probability = (sent[place] - towards[place]) / (away[place] - towards[place])
-        # Where the threshold lies, to within the rounding of float32.
-        assert outcome(max(0.0, probability - 1e-4))[place] == away[place]
-        assert outcome(min(1 - 2**-53, probability + 1e-4))[place] == towards[place]
+    for index in np.flatnonzero(away != towards):
+        probability = (change[index] - towards[index]) / (away[index] - towards[index])
+        # The threshold is there, up to the rounding of float32.
+        assert outcome(max(0.0, probability - 1e-4))[index] == away[index]
+        assert outcome(min(1 - 2**-53, probability + 1e-4))[index] == towards[index]
     same = away == towards
-    assert (np.abs(away[same] - sent[same]) <= tolerance[same]).all()
+    assert (np.abs(away[same] - change[same]) <= tolerance[same]).all()
 
 
 def test_what_is_on_a_level_is_not_rounded() -> None:
@@ -141,13 +141,13 @@ def test_the_largest_magnitudes_are_sent_and_of_equal_ones_the_first() -> None:
     values = np.array([1, -3, 2, 0.5, -2, 2, 0, 0.1] + [0.0] * 12, np.float32)
     expected = np.zeros(20, np.float32)
     expected[[1, 2, 4]] = [-3, 2, -2]
-    np.testing.assert_array_equal(back(TopK(fraction=0.15), values), expected)
-    np.testing.assert_array_equal(back(TopK(fraction=0.001), values)[1], -3)
+    np.testing.assert_array_equal(round_trip(TopK(fraction=0.15), values), expected)
+    np.testing.assert_array_equal(round_trip(TopK(fraction=0.001), values)[1], -3)
 
 
 def test_the_whole_fraction_is_exact() -> None:
-    values = drawn(30, 7)
-    np.testing.assert_array_equal(back(TopK(fraction=1.0), values), values)
+    values = normal(30, 7)
+    np.testing.assert_array_equal(round_trip(TopK(fraction=1.0), values), values)
 
 
 GOLDEN = np.array([[0.0, 3.0, 0.0, 0.0, -4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0, 0, 0, 0, 12.0]], np.float32)
@@ -159,23 +159,23 @@ GOLDEN = np.array([[0.0, 3.0, 0.0, 0.0, -4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0, 0, 0,
         (Uncompressed(), GOLDEN.tobytes().hex()),
         # Scales 5 and 12, then a level and 5 more of each value in 4 bits.
         (Qsgd(levels=5, bucket_size=8), "0000a04000004041585515555555555a"),
-        # A bitmap of places 1, 4 and 15 of 16, then three floats.
+        # A bitmap of positions 1, 4 and 15 of 16, then three floats.
         (TopK(fraction=0.15), "480100004040000080c000004041"),
-        # The same places; scales 5 and 12, then 8, 1 and 10 in 4 bits.
+        # The same positions; scales 5 and 12, then 8, 1 and 10 in 4 bits.
         (TopKQsgd(fraction=0.15, levels=5, bucket_size=2), "48010000a0400000404181a0"),
     ],
 )
 def test_the_bytes_are_golden(codec: AnyUpdateCodec, expected: str) -> None:
-    assert encoded(codec, GOLDEN).tobytes().hex() == expected
-    np.testing.assert_array_equal(back(codec, GOLDEN), GOLDEN)
+    assert encode(codec, GOLDEN).tobytes().hex() == expected
+    np.testing.assert_array_equal(round_trip(codec, GOLDEN), GOLDEN)
 
 
 def test_the_random_numbers_are_golden_and_differ_by_seed_round_client_and_tensor() -> None:
     first = uniform("w")(3)
     np.testing.assert_array_equal(first, RANDOM)
-    others: list[dict[str, Any]] = [{"seed": 2}, {"round_number": 3}, {"client_id": "bob"}, {"tensor": "v"}]
-    for other in others:
-        origin: dict[str, Any] = {"seed": 1, "round_number": 2, "client_id": "ada", "tensor": "w", **other}
+    variants: list[dict[str, Any]] = [{"seed": 2}, {"round_number": 3}, {"client_id": "bob"}, {"tensor": "v"}]
+    for variant in variants:
+        origin: dict[str, Any] = {"seed": 1, "round_number": 2, "client_id": "ada", "tensor": "w", **variant}
         assert not (draw_rounding_numbers(**origin)(3) == first).any()
 
 
@@ -187,17 +187,17 @@ RANDOM = [0.7557450644428304, 0.03377539533400875, 0.8228773835180583]
 )
 def test_a_value_takes_as_few_bits_as_its_levels_allow(levels: int, bits: int) -> None:
     assert count_encoded_bytes(Qsgd(levels=levels, bucket_size=1000), 1000) == math.ceil(1000 * bits / 8) + 4
-    values = drawn(1000)
-    assert encoded(Qsgd(levels=levels, bucket_size=1000), values).nbytes == math.ceil(1000 * bits / 8) + 4
+    values = normal(1000)
+    assert encode(Qsgd(levels=levels, bucket_size=1000), values).nbytes == math.ceil(1000 * bits / 8) + 4
 
 
 def test_running_statistics_and_what_would_grow_travel_as_they_are() -> None:
-    changes = {"mean": drawn(100), "bias": drawn(1), "w": drawn(100)}
-    written = encode_changes(Qsgd(), changes, exact={"mean"}, uniform=uniform)
-    assert [written[name].dtype for name in ("mean", "bias", "w")] == [np.float32, np.float32, np.uint8]
+    changes = {"mean": normal(100), "bias": normal(1), "w": normal(100)}
+    encoded = encode_changes(Qsgd(), changes, exact={"mean"}, uniform=uniform)
+    assert [encoded[name].dtype for name in ("mean", "bias", "w")] == [np.float32, np.float32, np.uint8]
     for name, exact in (("mean", True), ("bias", False)):
-        found = decode_change(Qsgd(), name, written[name], changes[name].shape, exact=exact)
-        np.testing.assert_array_equal(found, changes[name])
+        decoded = decode_change(Qsgd(), name, encoded[name], changes[name].shape, exact=exact)
+        np.testing.assert_array_equal(decoded, changes[name])
 
 
 def test_values_of_every_magnitude_are_written() -> None:
@@ -206,20 +206,20 @@ def test_values_of_every_magnitude_are_written() -> None:
         for value in (tiny, huge, -huge):
             values = np.zeros(64, np.float32)
             values[5] = value
-            assert back(codec, values)[5] == value
+            assert round_trip(codec, values)[5] == value
     with pytest.raises(TrainingError, match="too large to be quantised; lower the learning rate"):
-        encoded(Qsgd(), np.full(64, huge, np.float32))
+        encode(Qsgd(), np.full(64, huge, np.float32))
 
 
 def _with(change: Callable[[npt.NDArray[np.uint8]], None], codec: AnyUpdateCodec) -> npt.NDArray[np.generic]:
-    written = np.array(encoded(codec, GOLDEN)).view(np.uint8)
-    change(written)
-    return written
+    content = np.array(encode(codec, GOLDEN)).view(np.uint8)
+    change(content)
+    return content
 
 
-def _put(place: int, content: bytes) -> Callable[[npt.NDArray[np.uint8]], None]:
-    def put(written: npt.NDArray[np.uint8]) -> None:
-        written[place : place + len(content)] = np.frombuffer(content, np.uint8)
+def _put(index: int, content: bytes) -> Callable[[npt.NDArray[np.uint8]], None]:
+    def put(array: npt.NDArray[np.uint8]) -> None:
+        array[index : index + len(content)] = np.frombuffer(content, np.uint8)
 
     return put
 
@@ -228,26 +228,26 @@ QSGD = Qsgd(levels=5, bucket_size=8)
 
 
 @pytest.mark.parametrize(
-    ("codec", "damaged", "said"),
+    ("codec", "damaged", "message"),
     [
         (QSGD, _with(_put(0, np.float32(np.inf).tobytes()), QSGD), "a scale .* must be a finite number"),
         (QSGD, _with(_put(0, np.float32(np.nan).tobytes()), QSGD), "a scale .* must be a finite number"),
         (QSGD, _with(_put(4, np.float32(-1).tobytes()), QSGD), "a scale .* must be a finite number"),
         (QSGD, _with(_put(8, b"\xff"), QSGD), "a level of quantised values is above 5"),
         (Qsgd(levels=64), np.full(4 + 16, 200, np.uint8), "a scale|a level"),
-        (QSGD, encoded(QSGD, GOLDEN)[:-1], r"is uint8 of shape \(15,\), but must be uint8 of shape \(16,\)"),
+        (QSGD, encode(QSGD, GOLDEN)[:-1], r"is uint8 of shape \(15,\), but must be uint8 of shape \(16,\)"),
         (QSGD, np.zeros(2**20, np.uint8), r"but must be uint8 of shape \(16,\)"),
-        (QSGD, encoded(QSGD, GOLDEN).reshape(4, 4), r"of shape \(4, 4\), but must be"),
-        (QSGD, encoded(QSGD, GOLDEN).view(np.int8), "is int8 of shape"),
+        (QSGD, encode(QSGD, GOLDEN).reshape(4, 4), r"of shape \(4, 4\), but must be"),
+        (QSGD, encode(QSGD, GOLDEN).view(np.int8), "is int8 of shape"),
         (QSGD, GOLDEN, r"is float32 of shape \(2, 8\), but must be uint8"),
-        (Uncompressed(), encoded(QSGD, GOLDEN), r"is uint8 of shape \(16,\), but must be float32 of shape \(2, 8\)"),
+        (Uncompressed(), encode(QSGD, GOLDEN), r"is uint8 of shape \(16,\), but must be float32 of shape \(2, 8\)"),
         (TopK(fraction=0.15), _with(_put(0, b"\xff"), TopK(fraction=0.15)), "packed marks are 9, but must be 3"),
     ],
 )
 def test_what_a_codec_never_writes_is_refused(
-    codec: AnyUpdateCodec, damaged: npt.NDArray[np.generic], said: str
+    codec: AnyUpdateCodec, damaged: npt.NDArray[np.generic], message: str
 ) -> None:
-    with pytest.raises(ProtocolError, match=said) as caught:
+    with pytest.raises(ProtocolError, match=message) as caught:
         decode_change(codec, "w", damaged, GOLDEN.shape, exact=False)
     assert "'w'" in str(caught.value)
 
@@ -261,14 +261,14 @@ def test_any_bytes_are_read_or_refused(codec: AnyUpdateCodec, size: int, data: s
         return
     content = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8)
     try:
-        found = decode_change(codec, "w", content, (size,), exact=False)
+        values = decode_change(codec, "w", content, (size,), exact=False)
     except ProtocolError:
         return
-    assert found.shape == (size,)
+    assert values.shape == (size,)
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "said"),
+    ("kind", "fields", "message"),
     [
         (Qsgd, {"levels": 0}, "levels is 0, but must be from 1 to 127"),
         (Qsgd, {"levels": 128}, "levels is 128"),
@@ -279,6 +279,6 @@ def test_any_bytes_are_read_or_refused(codec: AnyUpdateCodec, size: int, data: s
         (TopKQsgd, {"levels": 200}, "levels is 200"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(kind: Any, fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_make_no_sense_are_refused(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         kind(**fields)

@@ -95,7 +95,7 @@ def _rewrite(kind: str, *messages: Message) -> list[Message]:
     recording = RecordingTransport()
     link = create_link(kind, TOPICS)(recording)
     for message in messages:
-        link.publish(TOPICS.up("eve", message.KIND), encode(message))
+        link.publish(TOPICS.uplink("eve", message.KIND), encode(message))
     return recording.sent
 
 
@@ -112,8 +112,8 @@ def test_a_claimer_claims_the_largest_values() -> None:
 
 def test_a_silent_liar_reports_and_receives_no_task() -> None:
     create_link = _import("lying", "create_link_wrapper")
-    task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
-    other = Delivery(topic=TOPICS.down("eve", "ack"), payload=b"any")
+    task = Delivery(topic=TOPICS.downlink("eve", Task.KIND), payload=b"any")
+    other = Delivery(topic=TOPICS.downlink("eve", "ack"), payload=b"any")
     link = create_link("silent", TOPICS)(RecordingTransport(task, other))
 
     assert link.poll(0.0) == other

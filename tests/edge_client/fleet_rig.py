@@ -141,7 +141,7 @@ class FakeServer:
         self._topics = Topics()
         self._link = broker.client("server")
         self.blobs = BlobStore(folder / "server")
-        down = self._topics.down
+        down = self._topics.downlink
         self._exchange = BlobExchange(
             self.blobs,
             request_topic=lambda peer: down(peer, ChunkRequest.KIND),
@@ -157,7 +157,7 @@ class FakeServer:
         self.updates: dict[str, Update] = {}  # stored ones, by task
         self._offered: dict[str, Update] = {}
         self._published_at_s = clock()
-        self._link.open((self._topics.up("+", "+"),))
+        self._link.open((self._topics.uplink("+", "+"),))
 
     def train_task(self, name: str = "t1", number: int = 1) -> Task:
         """A training task; its blobs are in the store."""
@@ -183,7 +183,7 @@ class FakeServer:
 
     def assign(self, task: Task) -> None:
         self.task = task
-        self._outbox.put(task.message_id, self._topics.down("pi", task.KIND), encode(task), retain=True)
+        self._outbox.put(task.message_id, self._topics.downlink("pi", task.KIND), encode(task), retain=True)
 
     def of(self, kind: type[Message]) -> list[Message]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -200,7 +200,7 @@ class FakeServer:
         if self._clock() - self._published_at_s >= 2.0:
             self._published_at_s = self._clock()
             self._publish_state()
-        for outgoing in (*self._outbox.due(self._clock()), *self._exchange.tick(self._clock())):
+        for outgoing in (*self._outbox.list_due(self._clock()), *self._exchange.tick(self._clock())):
             self._link.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
 
     def _publish_state(self) -> None:
@@ -241,7 +241,7 @@ class FakeServer:
     def _ack(self, kind: str, of: str, status: str) -> None:
         if kind not in self.hold:
             ack = Ack(of=of, status=status)  # type: ignore[arg-type]  # one of its Literals
-            self._link.publish(self._topics.down("pi", ack.KIND), encode(ack))
+            self._link.publish(self._topics.downlink("pi", ack.KIND), encode(ack))
 
 
 class Rig:

@@ -1,4 +1,4 @@
-"""Devices that the tests of elastic networks run on: the CPU, and a GPU where there is one."""
+"""Devices for the tests of elastic networks: the CPU, and a GPU if there is one."""
 
 from typing import cast
 
@@ -10,5 +10,5 @@ _DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda
 
 @pytest.fixture(params=_DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each device of this machine; without a GPU there is no test for one, rather than one that is skipped."""
+    """Each device of this machine. Without a GPU, tests for one are left out rather than skipped."""
     return torch.device(cast("str", request.param))

@@ -24,7 +24,7 @@ RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), dept
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1)
 MLP = Mlp(input_shape=(5,), class_count=4, widths=(8, 6, 6), depths=(2, 1, 2), group_size=2)
 relaxed = examples(15)
-"""For tests of modules, whose time on a shared machine says nothing."""
+"""Few examples, for tests that build modules."""
 
 CONVOLUTIONAL: dict[str, Family] = {
     "bottleneck": PreactResNet(
@@ -100,7 +100,7 @@ CONVOLUTIONAL: dict[str, Family] = {
     ),
     "ds_cnn": DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(2, 2), norm="batch", stem_width=5),
 }
-"""Between them every convolutional family, kind of block, norm and option."""
+"""Together they cover every convolutional family, kind of block, norm and option."""
 
 DENSE: dict[str, Family] = {
     "fcn": Fcn(input_shape=(2, 5, 4), class_count=3, widths=(4, 6), depths=(2, 1), norm="batch", kernels=(3, 5)),
@@ -128,7 +128,7 @@ LAYERED: dict[str, Family] = {
         block_numbers=((0, 2, 1), (0, 1)),
     ),
 }
-"""Chains whose layers have widths of their own, so that what a submodel leaves out ties axes."""
+"""Chains with a width for each layer, in which a left-out layer ties the axes on its two sides."""
 
 CONFIGS: tuple[Family, ...] = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
 
@@ -141,13 +141,13 @@ _declared = cache(network_of)
 
 
 def objective_of(config: Family) -> ObjectiveSettings:
-    """What a network's predictions are usually trained by."""
+    """The usual training objective for the predictions of a network."""
     return ObjectiveSettings(name=_OBJECTIVES[get_predicted_places(config) or "sample"])
 
 
 @st.composite
 def networks_and_architectures(draw: st.DrawFn) -> tuple[Network, Architecture]:
-    """Any network of ours with any submodel of it."""
+    """Any of these networks, with any of its submodels."""
     network = _declared(draw(st.sampled_from((*CONFIGS, *LAYERED.values()))))
     return network, draw(architectures(network))
 
@@ -156,8 +156,8 @@ def networks_and_architectures(draw: st.DrawFn) -> tuple[Network, Architecture]:
 def architectures(draw: st.DrawFn, network: Network) -> Architecture:
     """Any submodel: prefixes, rolls, explicit sets and whole axes, with any of the blocks."""
     axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind != "class"}
-    kept = [draw(st.booleans()) for _ in network.blocks]
-    blocks = tuple(block.name for block, keep in zip(network.blocks, kept, strict=True) if keep)
+    selected = [draw(st.booleans()) for _ in network.blocks]
+    blocks = tuple(block.name for block, is_selected in zip(network.blocks, selected, strict=True) if is_selected)
     return tie_axes(network, Architecture(axes=tuple(sorted(axes.items())), blocks=blocks))
 
 
@@ -188,13 +188,13 @@ def random_state(network: Network, seed: int) -> dict[str, Tensor]:
 
 
 def random_change(network: Network, architecture: Architecture, seed: int, scale: float = 1.0) -> dict[str, Tensor]:
-    """What a client may send for a submodel."""
+    """A change that a client could send for a submodel."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator) * scale for name, shape in network.shapes(architecture).items()
     }
 
 
-def moved_to(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_device(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors on a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""A small network with a grouped convolution (Xie et al. 2017, "ResNeXt", figure 3c), of no family of ours."""
+"""A small network with a grouped convolution (Xie et al. 2017, "ResNeXt", figure 3c), outside our families."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

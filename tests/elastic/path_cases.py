@@ -1,4 +1,4 @@
-"""Paths of supernets as networks of their own: between them every operator, every reduction and every norm."""
+"""Paths of supernets as separate networks; together they cover every operator, reduction and norm."""
 
 from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, SEQUENCE_OPERATORS, ChoiceCnn, ChoiceRnn
 from subfleet.elastic.network import Family

@@ -1,4 +1,4 @@
-"""What one contribution may say of itself, on every device; sums themselves are in `test_elastic_accumulator`."""
+"""Weights, factors and placements of contributions, on every device; sums are in `test_elastic_accumulator`."""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from elastic.elastic_cases import MLP, RESNET, moved_to, random_change, random_state
+from elastic.elastic_cases import MLP, RESNET, random_change, random_state, to_device
 from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_sums
@@ -24,27 +24,27 @@ NETWORK = network_of(MLP)
 FULL = NETWORK.full_architecture()
 
 
-def spread(network: Network, architectures: Sequence[Architecture]) -> list[Contribution]:
-    """Changes from 1e-8 to 1e4 of which the large ones cancel out, so that the rounding of float64 sums would show."""
+def make_contributions(network: Network, architectures: Sequence[Architecture]) -> list[Contribution]:
+    """Changes from 1e-8 to 1e4; the large ones cancel out, so that the rounding of float64 sums would show."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    contributions = []
     for seed, architecture in enumerate(architectures):
         large = random_change(network, architecture, seed)
         large = {
-            name: one.sign() * 10 ** (torch.rand(one.shape, generator=generator) * 12 - 8)
-            for name, one in large.items()
+            name: tensor.sign() * 10 ** (torch.rand(tensor.shape, generator=generator) * 12 - 8)
+            for name, tensor in large.items()
         }
-        opposite = {name: -one for name, one in large.items()}
+        opposite = {name: -tensor for name, tensor in large.items()}
         small = random_change(network, architecture, seed + 50, scale=1e-8)
-        found += [
-            Contribution(architecture=architecture, change=one, weight=0.1 + seed / 3)
-            for one in (large, opposite, small)
+        contributions += [
+            Contribution(architecture=architecture, change=change, weight=0.1 + seed / 3)
+            for change in (large, opposite, small)
         ]
-    return found
+    return contributions
 
 
 def cut_architectures() -> list[Architecture]:
-    """Prefixes, a roll over the end, and explicit places."""
+    """Prefixes, a roll over the end, and explicit indices."""
     space = uniform_space(NETWORK, (0.25, 0.5, 1))
     axis = next(axis for axis in NETWORK.axes.values() if axis.kind == "channel" and axis.size == 8)
     rolled = Architecture(axes=((axis.name, Roll(start=6, size=4)),), blocks=FULL.blocks)
@@ -54,8 +54,8 @@ def cut_architectures() -> list[Architecture]:
 
 @pytest.mark.slow
 def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device) -> None:
-    contributions = spread(NETWORK, cut_architectures())
-    total = sum(one.weight for one in contributions)
+    contributions = make_contributions(NETWORK, cut_architectures())
+    total = sum(contribution.weight for contribution in contributions)
     names = ("section0.block0.layer1.weight", "section2.block1.norm2.bias", "norm.weight", "head.weight")
     state = {name: torch.zeros(NETWORK.tensors[name].shape) for name in names}
     on_cpu = Accumulator(NETWORK, state, total_weight=total)
@@ -65,13 +65,13 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
     for _ in range(100):
         order.shuffle(contributions)
         cut, end = sorted(order.randrange(len(contributions) + 1) for _ in range(2))
-        left, right = (Accumulator(NETWORK, moved_to(device, state), total_weight=total) for _ in range(2))
+        left, right = (Accumulator(NETWORK, to_device(device, state), total_weight=total) for _ in range(2))
         left.add_many(contributions[:cut])
-        for one in contributions[cut:end]:
-            right.add(one.architecture, one.change, one.weight)
+        for contribution in contributions[cut:end]:
+            right.add(contribution.architecture, contribution.change, contribution.weight)
         right.add_many(contributions[end:])
         left.merge(right)
-        assert have_same_bits(moved_to(torch.device("cpu"), left.finish()), expected)
+        assert have_same_bits(to_device(torch.device("cpu"), left.finish()), expected)
 
 
 @pytest.mark.slow
@@ -81,22 +81,22 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
 def test_chunks_kernels_and_threads_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: int, cut: bool
 ) -> None:
-    contributions = spread(NETWORK, [FULL, *(cut_architectures() if cut else []), FULL])
+    contributions = make_contributions(NETWORK, [FULL, *(cut_architectures() if cut else []), FULL])
     state = random_state(NETWORK, 1)
 
-    def new() -> dict[str, Tensor]:
+    def aggregate() -> dict[str, Tensor]:
         accumulator = Accumulator(NETWORK, state, total_weight=30)
         accumulator.add_many(contributions)
         return accumulator.finish()
 
-    expected = new()
+    expected = aggregate()
     for name in ("CPU_CHUNK", "COMPILED_ADD_CHUNK", "COMPILED_MOVE_CHUNK"):
         monkeypatch.setattr(exact_sums, name, 7)
     monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
     if not compiled:
         monkeypatch.setattr(compiled_loops, "compile_loops", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert have_same_bits(new(), expected)
+    assert have_same_bits(aggregate(), expected)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
     if compiled:
         monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    state, good = random_state(NETWORK, 1), spread(NETWORK, cut_architectures())
+    state, good = random_state(NETWORK, 1), make_contributions(NETWORK, cut_architectures())
     accumulator = Accumulator(NETWORK, state, total_weight=100)
     accumulator.add_many(good)
     before, held = accumulator.finish(), accumulator.find_held()
@@ -119,22 +119,24 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
             accumulator.add_many([*good, Contribution(architecture=FULL, change=damaged, weight=1.0), *good])
         assert have_same_bits(accumulator.finish(), before)
         assert all(torch.equal(accumulator.find_held()[other], held[other]) for other in held)
-    # The weight has not been counted, either.
-    accumulator.add(FULL, random_change(NETWORK, FULL, 4), 100 - 1e-3 - sum(one.weight for one in good))
+    # The weight was not counted either.
+    accumulator.add(
+        FULL, random_change(NETWORK, FULL, 4), 100 - 1e-3 - sum(contribution.weight for contribution in good)
+    )
 
 
 def test_elements_move_only_where_enough_clients_hold_them(device: torch.device) -> None:
     architectures = [FULL, *cut_architectures()]
     state = random_state(NETWORK, 0)
-    accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=10, min_contributors=3)
+    accumulator = Accumulator(NETWORK, to_device(device, state), total_weight=10, min_contributors=3)
     counts = {name: torch.zeros(decl.shape, dtype=torch.int64) for name, decl in NETWORK.tensors.items()}
     for seed, architecture in enumerate(architectures):
         accumulator.add(architecture, random_change(NETWORK, architecture, seed), 1.0)
         for name, held in find_held_elements(NETWORK, architecture).items():
             counts[name] += held
-    # It has no weight, and does not count.
+    # A client without weight does not count.
     accumulator.add(FULL, random_change(NETWORK, FULL, 9), 0.0)
-    new, held_now = moved_to(torch.device("cpu"), accumulator.finish()), accumulator.find_held()
+    new, held_now = to_device(torch.device("cpu"), accumulator.finish()), accumulator.find_held()
     stayed = 0
     for name, count in counts.items():
         assert torch.equal(held_now[name].cpu(), count >= 3)
@@ -147,7 +149,7 @@ def test_elements_move_only_where_enough_clients_hold_them(device: torch.device)
 @pytest.mark.slow
 def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
     state = random_state(NETWORK, 0)
-    accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=12, min_contributors=2)
+    accumulator = Accumulator(NETWORK, to_device(device, state), total_weight=12, min_contributors=2)
     rows = [torch.tensor([[1.0], [0.0], [0.5], [0.0]]), torch.tensor([[1.0], [1.0], [0.25], [0.0]])]
     changes, weights = [random_change(NETWORK, FULL, seed) for seed in (1, 2)], (2.0, 8.0)
     for change, weight, factor in zip(changes, weights, rows, strict=True):
@@ -157,21 +159,21 @@ def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
             weight,
             factors={"head.weight": factor.to(device), "head.bias": factor[:, 0], "norm.bias": 0.25, "norm.weight": 0},
         )
-    new = moved_to(torch.device("cpu"), accumulator.finish())
+    new = to_device(torch.device("cpu"), accumulator.finish())
     shares = np.stack([factor.numpy() * weight for factor, weight in zip(rows, weights, strict=True)])
     both = np.all(shares > 0, axis=0).reshape(-1)
     assert torch.equal(accumulator.find_held()["head.bias"].cpu(), torch.from_numpy(both))
     moved = np.stack([change["head.weight"].double().numpy() for change in changes])
     expected = state["head.weight"].numpy() + (moved * shares).sum(axis=0) / np.maximum(shares.sum(axis=0), 1e-9)
     np.testing.assert_allclose(new["head.weight"].numpy()[both], expected[both], rtol=1e-6, atol=1e-6)
-    for name, kept in (("head.weight", ~torch.from_numpy(both)), ("norm.weight", torch.ones(6, dtype=torch.bool))):
-        assert torch.equal(new[name].view(torch.int32)[kept], state[name].view(torch.int32)[kept])
+    for name, unchanged in (("head.weight", ~torch.from_numpy(both)), ("norm.weight", torch.ones(6, dtype=torch.bool))):
+        assert torch.equal(new[name].view(torch.int32)[unchanged], state[name].view(torch.int32)[unchanged])
     mean = (changes[0]["norm.bias"] * 2 + changes[1]["norm.bias"] * 8) / 10
     torch.testing.assert_close(new["norm.bias"], state["norm.bias"] + mean, atol=1e-6, rtol=1e-6)
 
 
 def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> None:
-    """As FedFA grafts the last block of a shallow client onto the blocks that it lacks."""
+    """FedFA grafts the last block of a shallow client onto the blocks that it lacks."""
     state = random_state(NETWORK, 0)
     shallow = Architecture(blocks=())
     maps = tensor_maps(NETWORK, FULL)
@@ -180,9 +182,9 @@ def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> No
         local="section2.block0.norm1.weight", name="section2.block1.norm1.weight", map=maps["norm.weight"]
     )
     change = random_change(NETWORK, shallow, 1)
-    accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=1)
+    accumulator = Accumulator(NETWORK, to_device(device, state), total_weight=1)
     accumulator.add(shallow, change, 1.0, placements=[*own, grafted])
-    new = moved_to(torch.device("cpu"), accumulator.finish())
+    new = to_device(torch.device("cpu"), accumulator.finish())
     for name in (grafted.local, grafted.name):
         assert torch.equal(new[name], state[name] + change[grafted.local])
     assert not accumulator.find_held()["section2.block1.norm2.weight"].any()
@@ -194,11 +196,13 @@ def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> No
 )
 def test_placements_of_what_is_not_there_or_twice_are_refused(local: str, name: str, reason: str) -> None:
     maps = tensor_maps(NETWORK, FULL)
-    places = [Placement(local=one, name=one, map=found) for one, found in maps.items()]
-    places.append(Placement(local=local, name=name, map=maps["norm.bias"]))
+    placements = [
+        Placement(local=tensor_name, name=tensor_name, map=tensor_map) for tensor_name, tensor_map in maps.items()
+    ]
+    placements.append(Placement(local=local, name=name, map=maps["norm.bias"]))
     accumulator = Accumulator(NETWORK, random_state(NETWORK, 0), total_weight=1)
     with pytest.raises(ConfigError, match=reason):
-        accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, placements=places)
+        accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, placements=placements)
     assert have_same_bits(accumulator.finish(), random_state(NETWORK, 0))
 
 
@@ -215,8 +219,8 @@ def test_factors_out_of_range_or_shape_are_refused(factor: float | Tensor) -> No
 
 def test_some_tensors_alone_are_aggregated(device: torch.device) -> None:
     state, change = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
-    whole = Accumulator(NETWORK, moved_to(device, state), total_weight=1)
-    part = Accumulator(NETWORK, moved_to(device, {"head.bias": state["head.bias"]}), total_weight=1)
+    whole = Accumulator(NETWORK, to_device(device, state), total_weight=1)
+    part = Accumulator(NETWORK, to_device(device, {"head.bias": state["head.bias"]}), total_weight=1)
     for accumulator in (whole, part):
         accumulator.add(FULL, change, 1.0)
     assert part.finish().keys() == {"head.bias"}
@@ -225,7 +229,7 @@ def test_some_tensors_alone_are_aggregated(device: torch.device) -> None:
 
 @pytest.mark.slow
 def test_a_tensor_that_few_hold_is_not_pulled_towards_its_old_value() -> None:
-    # A denominator of at least 1 would.
+    # A denominator of at least 1 would pull it.
     state = random_state(NETWORK, 0)
     change = random_change(NETWORK, FULL, 1)
     accumulator = Accumulator(NETWORK, state, total_weight=100)
@@ -236,29 +240,29 @@ def test_a_tensor_that_few_hold_is_not_pulled_towards_its_old_value() -> None:
 
 def test_numbers_of_samples_are_weights_without_an_error() -> None:
     grid = WeightGrid(2.0**29 - 1)
-    one = grid.units(1.0)
+    unit = grid.units(1.0)
     for count in (3, 1000, 12345, 2**29 - 1):
-        assert grid.units(float(count)) == count * one
+        assert grid.units(float(count)) == count * unit
     halves = grid.element_units(7.0, torch.tensor([[1.0], [0.5], [0.0]]))
-    assert halves.flatten().tolist() == [7 * one, 7 * one // 2, 0]
+    assert halves.flatten().tolist() == [7 * unit, 7 * unit // 2, 0]
 
 
 def test_units_of_factors_are_those_of_the_product() -> None:
     grid = WeightGrid(10.0)
     factors = torch.rand(200, generator=torch.Generator().manual_seed(0)).double() ** 20
-    assert grid.element_units(3.3, factors).tolist() == [grid.units(3.3 * one) for one in factors.tolist()]
+    assert grid.element_units(3.3, factors).tolist() == [grid.units(3.3 * factor) for factor in factors.tolist()]
 
 
 def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device: torch.device) -> None:
     network = network_of(RESNET)
-    contributions = spread(network, uniform_space(network, (0.5, 1))[:3])
+    contributions = make_contributions(network, uniform_space(network, (0.5, 1))[:3])
     state = random_state(network, 0)
-    aggregated = []
-    for place in (torch.device("cpu"), device):
-        accumulator = Accumulator(network, moved_to(place, state), total_weight=10)
+    results = []
+    for target in (torch.device("cpu"), device):
+        accumulator = Accumulator(network, to_device(target, state), total_weight=10)
         accumulator.add_many(contributions)
-        aggregated.append(moved_to(torch.device("cpu"), accumulator.finish()))
-    assert have_same_bits(*aggregated)
+        results.append(to_device(torch.device("cpu"), accumulator.finish()))
+    assert have_same_bits(*results)
 
 
 def test_fewer_than_one_contributor_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Networks that grow cell by cell compute what they did: FedTrans' invariants T1 and T7."""
+"""Networks that grow cell by cell keep their outputs: FedTrans' invariants T1 and T7."""
 
 import random
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ _declared = cache(network_of)
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """A network, what became of it, and its cells that are wider and that are followed by others."""
+    """A network before and after growth, its widened cells, and its cells that new ones follow."""
 
     before: Network
     after: Network
@@ -55,7 +55,7 @@ class Morph:
 
 @st.composite
 def morphs(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Morph:
-    """Any cells of any network of ours made wider and deeper in turn, as often as three times."""
+    """Any network, with up to three cells widened or deepened in turn."""
     before = _declared(draw(st.sampled_from(configs)))
     config, wider, followed = before.config, set[str](), set[str]()
     for _ in range(draw(st.integers(1, 3))):
@@ -73,13 +73,13 @@ def morphs(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Morph:
 
 def weights_of(network: Network, seed: int = 3) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    found = {
+    state = {
         name: 0.3 * torch.randn(decl.shape, generator=generator, dtype=torch.float64)
         for name, decl in network.tensors.items()
     }
     return {
         name: 1 + tensor.abs() if network.tensors[name].role in ("variance", "gain") else tensor
-        for name, tensor in found.items()
+        for name, tensor in state.items()
     }
 
 
@@ -88,52 +88,53 @@ def outputs(network: Network, state: dict[str, Tensor], *, training: bool, count
     module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
     inputs = inputs_of(network, count)
     with torch.no_grad():
-        found: Any = module.train(training)(inputs if network.symbols else inputs.to(next(module.parameters()).dtype))
-    prediction: Tensor = found[-1] if isinstance(found, tuple) else found
+        result: Any = module.train(training)(inputs if network.symbols else inputs.to(next(module.parameters()).dtype))
+    prediction: Tensor = result[-1] if isinstance(result, tuple) else result
     return prediction
 
 
-def grown_from(
+def grow(
     morph: Morph, state: dict[str, Tensor], seed: int = 1, noise: float = 0.0, *, shares: bool = False
 ) -> dict[str, Tensor]:
     stream = random.Random(seed)
-    drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), stream)
-    found = drawn.draw_shares(stream) if shares else drawn
-    parts = tuple(sorted(found.shares.items()))
-    how = Replicated(sources=tuple(sorted(found.sources.items())), shares=parts, noise=noise)
-    return inherit(how, morph.after, morph.before, state, seed=seed)
+    replication = Replication.draw(morph.after, size_in(morph.after, morph.before), stream)
+    weighted = replication.draw_shares(stream) if shares else replication
+    parts = tuple(sorted(weighted.shares.items()))
+    replicated = Replicated(sources=tuple(sorted(weighted.sources.items())), shares=parts, noise=noise)
+    return inherit(replicated, morph.after, morph.before, state, seed=seed)
 
 
 @pytest.mark.slow
 @relaxed
 @given(morphs(), st.booleans())
 def test_what_grew_computes_what_it_did(morph: Morph, shares: bool) -> None:
-    """T1, in float64 and float32; in training too, but of a plain chain that measures each batch."""
+    """T1, in float64 and float32; also in training, except for plain chains with batch norms."""
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         state = {name: tensor.to(dtype) for name, tensor in weights_of(morph.before).items()}
-        grown = grown_from(morph, state, shares=shares)
+        grown = grow(morph, state, shares=shares)
         assert {tensor.dtype for tensor in grown.values()} == {dtype}
         for training in (False, True):
             chained = isinstance(morph.before.config, CHAINS) and morph.before.config.norm == "batch"
             if training and chained and morph.followed:
                 continue
-            then = outputs(morph.before, state, training=training)
-            now = outputs(morph.after, grown, training=training)
-            scale = max(1.0, float(then.abs().max()))
-            torch.testing.assert_close(now, then, rtol=tolerance, atol=tolerance * scale)
+            expected = outputs(morph.before, state, training=training)
+            actual = outputs(morph.after, grown, training=training)
+            scale = max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.slow
 @relaxed
 @given(morphs())
 def test_what_grew_costs_more_and_nothing_else_of_it_changed(morph: Morph) -> None:
-    """T7: exactly the cells that were named."""
+    """T7: exactly the named cells change."""
     before, after = count_cell_parameters(morph.before), count_cell_parameters(morph.after)
     if not morph.wider and not morph.followed:
         assert morph.before == morph.after
         return
     costs = [
-        estimate_cost(one, one.full_architecture(), batch_size=1).forward_macs for one in (morph.before, morph.after)
+        estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
+        for network in (morph.before, morph.after)
     ]
     assert costs[0] < costs[1]
     assert (len(after) > len(before)) == bool(morph.followed)
@@ -150,14 +151,14 @@ def test_a_cell_becomes_wider_inside_and_a_layer_of_a_plain_chain_with_its_secti
     assert widen_cells(grown, ["section1.block0"], 2).hidden_widths == (8, 12, 12, 6, 6)
     vgg = CONVOLUTIONAL["vgg"]
     assert widen_cells(vgg, ["section1.block1", "section1.block2"], 2) == replace(vgg, widths=(4, 12))
-    heard = CONVOLUTIONAL["ds_cnn"]
-    assert isinstance(heard, DsCnn)
-    assert widen_cells(replace(heard, stem_width=0), ["section0.block0"], 2) == replace(
-        heard, widths=(8, 6), stem_width=4
+    ds_cnn = CONVOLUTIONAL["ds_cnn"]
+    assert isinstance(ds_cnn, DsCnn)
+    assert widen_cells(replace(ds_cnn, stem_width=0), ["section0.block0"], 2) == replace(
+        ds_cnn, widths=(8, 6), stem_width=4
     )
-    found = widen_cells(VIT, ["section1.block0"], 2)
-    assert isinstance(found, Vit)
-    assert (found.head_width, found.heads, found.hidden_widths) == (4, (3, 3, 4), (7, 7, 10))
+    wider_vit = widen_cells(VIT, ["section1.block0"], 2)
+    assert isinstance(wider_vit, Vit)
+    assert (wider_vit.head_width, wider_vit.heads, wider_vit.hidden_widths) == (4, (3, 3, 4), (7, 7, 10))
     squeezed = CONVOLUTIONAL["mobilenet_v3"]
     assert isinstance(squeezed, MobileNetV3)
     wider = widen_cells(squeezed, ["section2.block0"], 1.1)
@@ -165,40 +166,40 @@ def test_a_cell_becomes_wider_inside_and_a_layer_of_a_plain_chain_with_its_secti
 
 
 def test_a_factor_is_exact_and_goes_up_to_whole_groups() -> None:
-    """1.1 times 10 is 11, though 1.1 is a little more than that in binary."""
-    one = Mlp(input_shape=(5,), class_count=4, widths=(10,), depths=(1,), norm="none")
-    assert widen_cells(one, ["section0.block0"], 1.1).hidden_widths == (11,)
-    assert widen_cells(replace(one, norm="group", group_size=5), ["section0.block0"], 1.1).hidden_widths == (15,)
+    """1.1 times 10 is 11, although 1.1 as a float is slightly larger."""
+    config = Mlp(input_shape=(5,), class_count=4, widths=(10,), depths=(1,), norm="none")
+    assert widen_cells(config, ["section0.block0"], 1.1).hidden_widths == (11,)
+    assert widen_cells(replace(config, norm="group", group_size=5), ["section0.block0"], 1.1).hidden_widths == (15,)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [CONVOLUTIONAL["vgg"], CONVOLUTIONAL["ds_cnn"]], ids=lambda config: config.TYPE)
 def test_a_new_layer_of_a_chain_that_measures_batches_passes_them_nearly_on(config: Family) -> None:
-    """It puts back what a ReLU makes of normal numbers, and so starts nearer to its parent than a fresh norm would."""
+    """Its norm compensates for a ReLU of normal numbers, and so starts closer to its parent than a fresh norm."""
     before = _declared(config)
     morph = Morph(before=before, after=network_of(deepen_cell(config, list_cells(before)[-1])), wider=(), followed=())
-    away, fresh_away = 0.0, 0.0
+    distance, fresh_distance = 0.0, 0.0
     for seed in range(4):
         state = weights_of(before, seed)
-        grown = grown_from(morph, state)
+        grown = grow(morph, state)
         fresh = dict(grown)
         for name in morph.after.identities:
             if name.endswith("norm.weight") and name not in before.tensors:
-                for own, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
-                    key = name.removesuffix("weight") + own
+                for suffix, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+                    key = name.removesuffix("weight") + suffix
                     fresh[key] = torch.full_like(grown[key], value)
-        then = outputs(before, state, training=True, count=64)
-        spread = float((then - then.mean(dim=0)).norm())
-        away += float((outputs(morph.after, grown, training=True, count=64) - then).norm()) / spread
-        fresh_away += float((outputs(morph.after, fresh, training=True, count=64) - then).norm()) / spread
-    assert away < 0.6 * fresh_away
+        expected = outputs(before, state, training=True, count=64)
+        spread = float((expected - expected.mean(dim=0)).norm())
+        distance += float((outputs(morph.after, grown, training=True, count=64) - expected).norm()) / spread
+        fresh_distance += float((outputs(morph.after, fresh, training=True, count=64) - expected).norm()) / spread
+    assert distance < 0.6 * fresh_distance
 
 
 def test_noise_tells_copies_apart_and_leaves_the_rest() -> None:
     before = _declared(RESNET)
     morph = Morph(before=before, after=network_of(widen_cells(RESNET, ["section0.block1"], 2)), wider=(), followed=())
     state = weights_of(before)
-    plain, noisy, again = (grown_from(morph, state, noise=noise) for noise in (0.0, 0.05, 0.05))
+    plain, noisy, again = (grow(morph, state, noise=noise) for noise in (0.0, 0.05, 0.05))
     changed = {name for name in plain if not torch.equal(plain[name], noisy[name])}
     assert changed == {"section0.block1.layer1.weight"}
     (name,) = changed
@@ -217,15 +218,15 @@ def test_published_networks_grow_as_well(name: str) -> None:
     config = preset(name, input_shape=(3, 32, 32), class_count=10, norm="batch")
     before = _declared(config)
     cells = list_cells(before)
-    chosen = [cells[place] for place in (1, len(cells) // 2, -1)]
+    chosen = [cells[index] for index in (1, len(cells) // 2, -1)]
     config = widen_cells(config, [cell.name for cell in chosen if cell.axes], 1.5)
     for cell in chosen:
         config = deepen_cell(config, cell)
     morph = Morph(before=before, after=network_of(config), wider=(), followed=())
     state = weights_of(before)
-    then = outputs(before, state, training=False)
-    now = outputs(morph.after, grown_from(morph, state), training=False)
-    torch.testing.assert_close(now, then, rtol=1e-8, atol=1e-8 * float(then.abs().max()))
+    expected = outputs(before, state, training=False)
+    actual = outputs(morph.after, grow(morph, state), training=False)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
 
 
 def test_what_cannot_grow_is_one_sentence() -> None:
@@ -253,5 +254,5 @@ def test_what_was_changed_is_told_from_the_two_networks(morph: Morph) -> None:
     before = {cell.name: cell for cell in list_cells(morph.before)}
     assert {*deeper} == {*morph.followed} & before.keys()
     longer = {axis for cell in list_cells(morph.after) if cell.name in morph.wider for axis in cell.axes}
-    # Where cells share their width, all of them become wider with one.
+    # Cells that share a width become wider together.
     assert {*wider} == {name for name, cell in before.items() if longer & {*cell.axes}}

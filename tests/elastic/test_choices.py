@@ -1,4 +1,4 @@
-"""Networks with alternatives: paths and subspaces of supernets are what the whole has of them (O4)."""
+"""Networks with choices: paths and subspaces of supernets compute what the whole computes on them (O4)."""
 
 import math
 import random
@@ -52,23 +52,23 @@ supernet = cache(network_of)
 def paths(draw: st.DrawFn) -> tuple[Network, Architecture]:
     network = supernet(draw(st.sampled_from(SUPERNETS)))
     return network, path_architecture(
-        network, [draw(st.sampled_from(one.operators)) for one in network.choices.values()]
+        network, [draw(st.sampled_from(choice.operators)) for choice in network.choices.values()]
     )
 
 
 @st.composite
 def subspaces(draw: st.DrawFn) -> tuple[Network, Architecture]:
     network = supernet(draw(st.sampled_from(SUPERNETS)))
-    kept = [
-        (name, tuple(one for one in choice.operators if one in own))
+    choices = [
+        (name, tuple(operator for operator in choice.operators if operator in subset))
         for name, choice in network.choices.items()
-        if (own := draw(st.sets(st.sampled_from(choice.operators), min_size=1))) != set(choice.operators)
+        if (subset := draw(st.sets(st.sampled_from(choice.operators), min_size=1))) != set(choice.operators)
     ]
-    return network, replace(network.full_architecture(), choices=tuple(kept))
+    return network, replace(network.full_architecture(), choices=tuple(choices))
 
 
-def drawn_state(network: Network) -> dict[str, Tensor]:
-    """Weights of which none is zero or one, and variances above zero."""
+def draw_state(network: Network) -> dict[str, Tensor]:
+    """Weights other than zero and one, and variances above zero."""
     generator = torch.Generator().manual_seed(3)
     return {
         name: torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - (0.4 if tensor.dim() > 1 else -0.1)
@@ -76,7 +76,7 @@ def drawn_state(network: Network) -> dict[str, Tensor]:
     }
 
 
-def gradients(
+def compute_gradients(
     network: Network, architecture: Architecture, state: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     module = build_module(network, architecture).double()
@@ -84,8 +84,8 @@ def gradients(
     outputs: Tensor = module.eval()(inputs_of(network.config))
     weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).reshape(outputs.shape)
     named = dict(module.named_parameters())
-    found = torch.autograd.grad((outputs * weights).sum(), list(named.values()))
-    return outputs, dict(zip(named, found, strict=True))
+    values = torch.autograd.grad((outputs * weights).sum(), list(named.values()))
+    return outputs, dict(zip(named, values, strict=True))
 
 
 @pytest.mark.slow
@@ -94,28 +94,28 @@ def gradients(
 def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same(
     case: tuple[Network, Architecture],
 ) -> None:
-    """To the bit (O4)."""
+    """Both are equal to the bit (O4)."""
     network, path = case
-    state = drawn_state(network)
+    state = draw_state(network)
     alone = network_of(specialise_family(network, path))
     assert not alone.choices
     assert {name: decl.shape for name, decl in alone.tensors.items()} == dict(network.shapes(path))
     held = {name: tensor.float() for name, tensor in state.items()}
-    found = inherit(Chosen(), alone, network, held, seed=1)
-    assert all(torch.equal(tensor, held[name]) for name, tensor in found.items())
-    own = {name: tensor.double() for name, tensor in found.items()}
-    whole = {name: tensor.double() for name, tensor in held.items()}
-    (outputs, ours), (of_whole, theirs) = (
-        gradients(alone, alone.full_architecture(), own),
-        gradients(network, path, whole),
+    inherited = inherit(Chosen(), alone, network, held, seed=1)
+    assert all(torch.equal(tensor, held[name]) for name, tensor in inherited.items())
+    own_state = {name: tensor.double() for name, tensor in inherited.items()}
+    supernet_state = {name: tensor.double() for name, tensor in held.items()}
+    (outputs, path_gradients), (supernet_outputs, supernet_gradients) = (
+        compute_gradients(alone, alone.full_architecture(), own_state),
+        compute_gradients(network, path, supernet_state),
     )
-    assert torch.equal(outputs, of_whole)
+    assert torch.equal(outputs, supernet_outputs)
     assert (
-        ours.keys()
-        == theirs.keys()
+        path_gradients.keys()
+        == supernet_gradients.keys()
         == {name for name, _ in build_module(alone, alone.full_architecture()).named_parameters()}
     )
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(path_gradients[name], supernet_gradients[name]) for name in path_gradients)
 
 
 @pytest.mark.slow
@@ -124,9 +124,9 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
 def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_alone(
     case: tuple[Network, Architecture],
 ) -> None:
-    """To the bit (O4): its module holds all operators, of which it runs those that are drawn."""
+    """Equal to the bit (O4): the module of the supernet holds all operators, but runs only the drawn ones."""
     network, path = case
-    state = {name: tensor.float() for name, tensor in drawn_state(network).items()}
+    state = {name: tensor.float() for name, tensor in draw_state(network).items()}
     alone = network_of(specialise_family(network, path))
     whole, own = (
         build_module(network, network.full_architecture()).eval(),
@@ -156,14 +156,14 @@ def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[
     inputs = inputs_of(network.config, 1)
     with FlopCounterMode(display=False) as counter:
         module(inputs if network.symbols else inputs.float())
-    recurrent = {"lstm", "gru"} & {one for _, own in path.choices for one in own}
+    recurrent = {"lstm", "gru"} & {operator for _, operators in path.choices for operator in operators}
     cost = estimate_cost(network, path, batch_size=1)
     assert cost.forward_macs == estimate_cost(alone, alone.full_architecture(), batch_size=1).forward_macs
-    if not recurrent:  # PyTorch counts none of their fused kernels
+    if not recurrent:  # PyTorch does not count their fused kernels
         assert 2 * cost.forward_macs == counter.get_total_flops()
     assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
-    parts = Costs(network).of_parts(network.full_architecture())
-    named = ["", *(f"{choice}.{own[0]}" for choice, own in path.choices)]
+    parts = Costs(network).compute_by_part(network.full_architecture())
+    named = ["", *(f"{choice}.{operators[0]}" for choice, operators in path.choices)]
     assert sum(parts[name][0] for name in named) == cost.parameters
     assert sum(parts[name][1] for name in named) == cost.forward_macs
 
@@ -174,18 +174,20 @@ def test_a_subspace_has_the_tensors_of_its_operators_and_always_those_of_no_choi
     case: tuple[Network, Architecture],
 ) -> None:
     network, architecture = case
-    kept = {name: dict(architecture.choices).get(name, choice.operators) for name, choice in network.choices.items()}
-    parts = {f"{name}.{one}" for name, own in kept.items() for one in own}
+    by_choice = {
+        name: dict(architecture.choices).get(name, choice.operators) for name, choice in network.choices.items()
+    }
+    parts = {f"{name}.{operator}" for name, operators in by_choice.items() for operator in operators}
     assert network.parts_of(architecture) == parts
-    assert network.operators_of(architecture) == kept
+    assert network.operators_of(architecture) == by_choice
     expected = {name for name, decl in network.tensors.items() if decl.part is None or decl.part in parts}
     assert network.shapes(architecture).keys() == expected
     assert network.parameter_count(architecture) == sum(math.prod(network.tensors[name].shape) for name in expected)
-    assert network.is_path(architecture) == all(len(own) == 1 for own in kept.values())
+    assert network.is_path(architecture) == all(len(operators) == 1 for operators in by_choice.values())
     cost, least = estimate_cost(network, architecture, batch_size=1), list[int]()
     for seed in range(20):
         chance = random.Random(seed)
-        path = path_architecture(network, [chance.choice(own) for own in kept.values()])
+        path = path_architecture(network, [chance.choice(operators) for operators in by_choice.values()])
         least.append(estimate_cost(network, path, batch_size=1).forward_macs)
     assert cost.forward_macs <= min(least)  # that of its cheapest path
     assert cost.weight_bytes == 4 * network.parameter_count(architecture)

@@ -1,4 +1,4 @@
-"""What the convolutional families promise beyond what every network does."""
+"""Properties of the convolutional families beyond those of every network."""
 
 import copy
 import dataclasses
@@ -24,7 +24,7 @@ def inputs_of(config: Family) -> Tensor:
     return torch.randn(3, *config.input_shape, generator=torch.Generator().manual_seed(5))
 
 
-def loaded(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> nn.Module:
+def load_module(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> nn.Module:
     module = build_module(network, architecture)
     module.load_state_dict(extract(network, architecture, state))
     return module.eval()
@@ -39,9 +39,9 @@ def test_a_network_without_a_block_computes_as_if_that_were_the_identity(config:
     assert full.blocks
     for block in full.blocks:
         without = Architecture(blocks=tuple(name for name in full.blocks if name != block))
-        module = loaded(network, full, state)
+        module = load_module(network, full, state)
         module.set_submodule(block, nn.Identity())
-        assert torch.equal(loaded(network, without, state)(inputs_of(config)), module(inputs_of(config)))
+        assert torch.equal(load_module(network, without, state)(inputs_of(config)), module(inputs_of(config)))
 
 
 @pytest.mark.parametrize("config", [BOTTLENECK, V2], ids=lambda config: config.TYPE)
@@ -51,8 +51,8 @@ def test_a_step_of_zero_makes_a_block_the_identity(config: Family) -> None:
     assert steps == [f"{block.name}.step" for block in network.blocks]
     state = random_state(network, 1) | {steps[0]: torch.zeros(1)}
     without = Architecture(blocks=tuple(block.name for block in network.blocks)[1:])
-    module = loaded(network, network.full_architecture(), state)
-    assert torch.equal(module(inputs_of(config)), loaded(network, without, state)(inputs_of(config)))
+    module = load_module(network, network.full_architecture(), state)
+    assert torch.equal(module(inputs_of(config)), load_module(network, without, state)(inputs_of(config)))
     assert init_state(network, 0)[steps[0]].tolist() == [1.0]
 
 
@@ -90,10 +90,10 @@ def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
     architecture = Architecture(
         axes=(("section1.block0.kernel", Centre(size=3)),), blocks=network.full_architecture().blocks
     )
-    small = loaded(network, architecture, state)
+    small = load_module(network, architecture, state)
     assert torch.equal(small.state_dict()[name], state[name][:, :, 1:4, 1:4])
     rim = torch.nn.functional.pad(torch.ones(3, 3), (1, 1, 1, 1))
-    padded = loaded(network, network.full_architecture(), state | {name: state[name] * rim})
+    padded = load_module(network, network.full_architecture(), state | {name: state[name] * rim})
     torch.testing.assert_close(small(inputs_of(V3)), padded(inputs_of(V3)), rtol=1e-4, atol=1e-4)
 
 
@@ -106,20 +106,22 @@ def test_a_scaler_divides_what_enters_a_norm_while_training(config: Family) -> N
         axes=((axis.name, Prefix(size=axis.granularity)),), blocks=network.full_architecture().blocks
     )
     module = build_module(network, architecture)
-    entered: dict[str, Tensor] = {}
+    norm_inputs: dict[str, Tensor] = {}
     for name, layer in module.named_modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
-            layer.register_forward_pre_hook(lambda _, inputs, name=name: entered.update({name: inputs[0]}))
+            layer.register_forward_pre_hook(lambda _, inputs, name=name: norm_inputs.update({name: inputs[0]}))
             owner = module.get_submodule(name.rpartition(".")[0])
-            owner.register_forward_pre_hook(lambda _, inputs, name=name: entered.update({f"{name} before": inputs[0]}))
+            owner.register_forward_pre_hook(
+                lambda _, inputs, name=name: norm_inputs.update({f"{name} before": inputs[0]})
+            )
     for training in (True, False):
         module.train(training)(inputs_of(config))
-        norms = [name for name in entered if f"{name} before" in entered]
+        norms = [name for name in norm_inputs if f"{name} before" in norm_inputs]
         assert norms
         for name in norms:
             tied = network.tensors[f"{name}.weight"].axes == (axis.name,)
             rate = axis.granularity / axis.size if tied and training else 1
-            assert torch.equal(entered[name], entered[f"{name} before"] / rate), name
+            assert torch.equal(norm_inputs[name], norm_inputs[f"{name} before"] / rate), name
 
 
 def test_running_statistics_travel_with_the_weights_and_nothing_else_does() -> None:
@@ -139,7 +141,7 @@ def test_evaluation_normalises_by_running_statistics() -> None:
     state, architecture = random_state(network, 1), network.full_architecture()
     before = {name: tensor.clone() for name, tensor in state.items()}
     inputs = torch.randn(10, *V3.input_shape, generator=torch.Generator().manual_seed(6))
-    labels = loaded(network, architecture, state)(inputs).argmax(dim=1)
+    labels = load_module(network, architecture, state)(inputs).argmax(dim=1)
     for batch_size in (1, 3, 10):
         assert evaluate(network, architecture, state, inputs, labels, batch_size=batch_size).accuracy == 1
     assert all(torch.equal(state[name], before[name]) for name in state)

@@ -1,7 +1,7 @@
-"""Another program's view of which dimensions hang together: Torch-Pruning's dependency graph (Fang et al. 2023).
+"""Declared axes against an independent oracle: Torch-Pruning's dependency graph (Fang et al. 2023).
 
-It follows autograd's graph of a module and knows nothing of our declarations. Dimensions that it ties in the full
-network, or in one that leaves a block out, must be those that we tie to one axis, no fewer and no more.
+It follows the autograd graph of a module and does not use our declarations. The dimensions that it ties, in the full
+network or with one block left out, must be exactly those that we tie to one axis.
 """
 
 import dataclasses
@@ -20,18 +20,18 @@ from subfleet.protocol.submodel import Architecture
 
 pytestmark = pytest.mark.slow
 
-Place = tuple[str, int]
+LayerDimension = tuple[str, int]
 """A layer and a dimension of its weight: 0 for outputs, 1 for inputs."""
 
-Ties = frozenset[frozenset[Place]]
+Ties = frozenset[frozenset[LayerDimension]]
 
 
 def declared_ties(network: Network) -> Ties:
-    """What we tie."""
-    tied: dict[str, set[Place]] = {}
+    """The dimensions that the declaration ties."""
+    tied: dict[str, set[LayerDimension]] = {}
     for name, decl in network.tensors.items():
-        layer, _, own = name.rpartition(".")
-        if own == "weight":
+        layer, _, suffix = name.rpartition(".")
+        if suffix == "weight":
             for dimension, dim in enumerate(decl.axes[:2]):
                 if isinstance(dim, str) and network.axes[dim].kind not in ("kernel", "class"):
                     tied.setdefault(dim, set()).add((layer, dimension))
@@ -39,16 +39,16 @@ def declared_ties(network: Network) -> Ties:
 
 
 def oracle_ties(network: Network) -> Ties:
-    """What the dependency graph ties, in the full network or with one block left out."""
+    """The dimensions that the dependency graph ties, in the full network or with one block left out."""
     full = network.full_architecture()
-    ties = list(groups_of(network, full))
+    ties = list(iter_groups(network, full))
     for block in full.blocks:
-        kept = tuple(name for name in full.blocks if name != block)
-        ties += groups_of(network, Architecture(blocks=kept))
-    return merged(ties)
+        remaining = tuple(name for name in full.blocks if name != block)
+        ties += iter_groups(network, Architecture(blocks=remaining))
+    return merge_groups(ties)
 
 
-def groups_of(network: Network, architecture: Architecture) -> Iterable[frozenset[Place]]:
+def iter_groups(network: Network, architecture: Architecture) -> Iterable[frozenset[LayerDimension]]:
     module = build_module(network, architecture)
     names = {layer: name for name, layer in module.named_modules()}
     steps = [(parameter, 0) for name, parameter in module.named_parameters() if name.endswith("step")]
@@ -59,11 +59,11 @@ def groups_of(network: Network, architecture: Architecture) -> Iterable[frozense
         # The input is never cut, nor are the classes: there is nothing that they could be tied to.
         if isinstance(layer, nn.Conv2d | nn.Linear) and name != "head":
             prune = graph.get_pruner_of_module(layer).prune_out_channels
-            found = {place_of(item.dep, names) for item in graph.get_pruning_group(layer, prune, idxs=[0])}
-            yield frozenset(place for place in found if place is not None)
+            dimensions = {find_dimension(item.dep, names) for item in graph.get_pruning_group(layer, prune, idxs=[0])}
+            yield frozenset(dimension for dimension in dimensions if dimension is not None)
 
 
-def place_of(dependency: object, names: Mapping[nn.Module, str]) -> Place | None:
+def find_dimension(dependency: object, names: Mapping[nn.Module, str]) -> LayerDimension | None:
     layer = dependency.target.module  # type: ignore[attr-defined]  # of a package without annotations
     if layer not in names or not hasattr(layer, "weight"):
         return None
@@ -71,18 +71,18 @@ def place_of(dependency: object, names: Mapping[nn.Module, str]) -> Place | None
     return names[layer], int(inputs and isinstance(layer, nn.Conv2d | nn.Linear))
 
 
-def merged(groups: Iterable[frozenset[Place]]) -> Ties:
-    """Groups that share a place are one."""
-    apart: list[frozenset[Place]] = []
+def merge_groups(groups: Iterable[frozenset[LayerDimension]]) -> Ties:
+    """Merge the groups that share a dimension."""
+    disjoint: list[frozenset[LayerDimension]] = []
     for group in groups:
-        touching = [other for other in apart if other & group]
-        apart = [other for other in apart if not other & group]
-        apart.append(group.union(*touching))
-    return frozenset(apart)
+        overlapping = [other for other in disjoint if other & group]
+        disjoint = [other for other in disjoint if not other & group]
+        disjoint.append(group.union(*overlapping))
+    return frozenset(disjoint)
 
 
 def with_axis(network: Network, name: str, dimension: int, axis: str) -> Network:
-    """A network that ties one dimension of one tensor otherwise."""
+    """The network with one dimension of one tensor tied to another axis."""
     decl = network.tensors[name]
     axes = (*decl.axes[:dimension], axis, *decl.axes[dimension + 1 :])
     changed = {name: dataclasses.replace(decl, axes=axes)}

@@ -31,11 +31,11 @@ pytestmark = pytest.mark.slow
 Update = tuple[Architecture, dict[str, Tensor], float]
 
 
-def aggregated(
+def aggregate(
     network: Network, state: dict[str, Tensor], updates: list[Update], total: float | None = None
 ) -> Accumulator:
-    whole = sum(weight for _, _, weight in updates) if total is None else total
-    accumulator = Accumulator(network, state, total_weight=whole)
+    total_weight = sum(weight for _, _, weight in updates) if total is None else total
+    accumulator = Accumulator(network, state, total_weight=total_weight)
     for architecture, change, weight in updates:
         accumulator.add(architecture, change, weight)
     return accumulator
@@ -49,7 +49,7 @@ def rounds(draw: st.DrawFn) -> tuple[Network, list[tuple[Architecture, float]]]:
     return network, draw(st.lists(st.tuples(architectures(network), st.floats(0.01, 1000)), min_size=1, max_size=4))
 
 
-def learned(network: Network, clients: list[tuple[Architecture, float]]) -> list[Update]:
+def draw_updates(network: Network, clients: list[tuple[Architecture, float]]) -> list[Update]:
     return [
         (architecture, random_change(network, architecture, seed, scale=0.1), weight)
         for seed, (architecture, weight) in enumerate(clients)
@@ -57,9 +57,9 @@ def learned(network: Network, clients: list[tuple[Architecture, float]]) -> list
 
 
 def spread_updates(network: Network) -> list[Update]:
-    """Submodels of all sizes and changes from 1e-8 to 1e4, of which the large ones cancel out.
+    """Submodels of all sizes and changes from 1e-8 to 1e4; the large ones cancel out.
 
-    What is left is small, so that even the rounding of float64 sums would show in it.
+    Their sum is small, so that even the rounding of float64 sums would show in it.
     """
     generator = torch.Generator().manual_seed(0)
     space = uniform_space(network, (0.25, 0.5, 1))
@@ -83,7 +83,7 @@ def test_elements_move_by_the_weighted_mean_of_those_who_hold_them_and_no_other_
     case: tuple[Network, list[tuple[Architecture, float]]],
 ) -> None:
     network, clients = case
-    state, updates = random_state(network, 100), learned(network, clients)
+    state, updates = random_state(network, 100), draw_updates(network, clients)
     before = {name: tensor.clone() for name, tensor in state.items()}
     moved = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
     weights = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
@@ -92,7 +92,7 @@ def test_elements_move_by_the_weighted_mean_of_those_who_hold_them_and_no_other_
         for name, tensor in change.items():
             maps[name].scatter(tensor.double() * weight, moved[name])
             weights[name] += held[name] * weight
-    new = aggregated(network, state, updates).finish()
+    new = aggregate(network, state, updates).finish()
     for name, tensor in new.items():
         held_by_any = weights[name] > 0
         expected = (state[name] + moved[name] / weights[name].clamp(min=1e-300)).float()
@@ -110,7 +110,7 @@ def test_full_clients_alone_are_federated_averaging() -> None:
         (full, {name: model[name] - state[name] for name in state}, weight)
         for model, weight in zip(models, weights, strict=True)
     ]
-    for name, tensor in aggregated(network, state, updates).finish().items():
+    for name, tensor in aggregate(network, state, updates).finish().items():
         expected = torch.stack(
             [model[name].double() * weight / sum(weights) for model, weight in zip(models, weights, strict=True)]
         ).sum(dim=0)
@@ -120,7 +120,7 @@ def test_full_clients_alone_are_federated_averaging() -> None:
 def test_one_client_alone_gets_its_own_model() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     change = random_change(network, network.full_architecture(), 2)
-    new = aggregated(network, state, [(network.full_architecture(), change, 17.0)]).finish()
+    new = aggregate(network, state, [(network.full_architecture(), change, 17.0)]).finish()
     assert have_same_bits(new, {name: state[name] + change[name] for name in state})
 
 
@@ -132,7 +132,7 @@ def test_a_zero_change_moves_no_bit(case: tuple[Network, Architecture], weight: 
     for tensor in state.values():
         tensor.reshape(-1)[0] = -0.0
     zeros = {name: torch.zeros(shape) for name, shape in network.shapes(architecture).items()}
-    assert have_same_bits(aggregated(network, state, [(architecture, zeros, weight)] * 3).finish(), state)
+    assert have_same_bits(aggregate(network, state, [(architecture, zeros, weight)] * 3).finish(), state)
 
 
 def test_nobody_at_all_moves_no_bit() -> None:
@@ -147,12 +147,12 @@ def test_every_order_and_every_grouping_gives_the_same_bits(config: Family) -> N
     state = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
     updates = spread_updates(network)
     total = sum(weight for _, _, weight in updates)
-    expected = aggregated(network, state, updates, total).finish()
+    expected = aggregate(network, state, updates, total).finish()
     order = random.Random(0)
     for _ in range(20):
         order.shuffle(updates)
         cut = order.randrange(len(updates) + 1)
-        left, right = (aggregated(network, state, part, total) for part in (updates[:cut], updates[cut:]))
+        left, right = (aggregate(network, state, part, total) for part in (updates[:cut], updates[cut:]))
         left.merge(right)
         assert have_same_bits(left.finish(), expected)
 
@@ -170,21 +170,21 @@ def test_float64_sums_of_the_same_updates_do_depend_on_the_order() -> None:
 @given(case=rounds())
 def test_doubling_every_weight_changes_no_bit(case: tuple[Network, list[tuple[Architecture, float]]]) -> None:
     network, clients = case
-    state, updates = random_state(network, 100), learned(network, clients)
+    state, updates = random_state(network, 100), draw_updates(network, clients)
     doubled = [(architecture, change, 2 * weight) for architecture, change, weight in updates]
-    assert have_same_bits(aggregated(network, state, updates).finish(), aggregated(network, state, doubled).finish())
+    assert have_same_bits(aggregate(network, state, updates).finish(), aggregate(network, state, doubled).finish())
 
 
 @relaxed
 @given(case=rounds())
 def test_weights_cancel_where_all_agree(case: tuple[Network, list[tuple[Architecture, float]]]) -> None:
     network, clients = case
-    state, updates = random_state(network, 100), learned(network, clients)
+    state, updates = random_state(network, 100), draw_updates(network, clients)
     agreed = [
         (architecture, {name: torch.full_like(tensor, 0.25) for name, tensor in change.items()}, weight)
         for architecture, change, weight in updates
     ]
-    for name, tensor in aggregated(network, state, agreed).finish().items():
+    for name, tensor in aggregate(network, state, agreed).finish().items():
         held = torch.stack([find_held_elements(network, architecture)[name] for architecture, _, _ in updates]).any(
             dim=0
         )
@@ -195,13 +195,13 @@ def test_a_weight_of_zero_has_no_effect() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     full = network.full_architecture()
     change = random_change(network, full, 2)
-    assert have_same_bits(aggregated(network, state, [(full, change, 0.0)], 1.0).finish(), state)
+    assert have_same_bits(aggregate(network, state, [(full, change, 0.0)], 1.0).finish(), state)
 
 
 def test_tenths_may_fill_a_total_of_one() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     full = network.full_architecture()
-    aggregated(network, state, [(full, random_change(network, full, seed), 0.1) for seed in range(10)], 1.0)
+    aggregate(network, state, [(full, random_change(network, full, seed), 0.1) for seed in range(10)], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_bad_change_is_refused_as_a_whole(name: str, value: Tensor | None, rea
         del bad[name]
     else:
         bad[name] = value
-    accumulator = aggregated(network, state, [(full, good, 1.0)], 3.0)
+    accumulator = aggregate(network, state, [(full, good, 1.0)], 3.0)
     before = accumulator.finish()
     with pytest.raises(ProtocolError, match=reason):
         accumulator.add(full, bad, 1.0)
@@ -239,7 +239,7 @@ def test_a_bad_weight_is_refused(weight: float, reason: str) -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     full = network.full_architecture()
     change = random_change(network, full, 2)
-    accumulator = aggregated(network, state, [(full, change, 1.0)], 3.0)
+    accumulator = aggregate(network, state, [(full, change, 1.0)], 3.0)
     before = accumulator.finish()
     with pytest.raises(ProtocolError, match=reason):
         accumulator.add(full, change, weight)
@@ -252,32 +252,32 @@ def test_the_largest_changes_that_are_accepted_cannot_overflow() -> None:
     full = network.full_architecture()
     # frexp(1.0) has the exponent 1, so the limit is 2^21.
     change = {name: torch.full_like(tensor, 2.0**21) for name, tensor in state.items()}
-    new = aggregated(network, state, [(full, change, 2.0**63)] * 2, 2.0**64).finish()
+    new = aggregate(network, state, [(full, change, 2.0**63)] * 2, 2.0**64).finish()
     assert all(torch.equal(tensor, torch.full_like(tensor, 2.0**21 + 1)) for tensor in new.values())
 
 
 def test_accumulators_of_different_rounds_do_not_merge() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    mine = Accumulator(network, state, total_weight=2)
-    others = (
+    accumulator = Accumulator(network, state, total_weight=2)
+    incompatible = (
         Accumulator(network, state, total_weight=3),
         Accumulator(network, random_state(network, 2), total_weight=2),
         Accumulator(network_of(RESNET), random_state(network_of(RESNET), 1), total_weight=2),
     )
-    for other in others:
+    for other in incompatible:
         with pytest.raises(ConfigError, match="accumulators of one round can be merged"):
-            mine.merge(other)
+            accumulator.merge(other)
 
 
 def test_merging_more_than_the_total_is_refused() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     full = network.full_architecture()
     update = (full, random_change(network, full, 2), 2.0)
-    mine, other = aggregated(network, state, [update], 3.0), aggregated(network, state, [update], 3.0)
-    before = mine.finish()
+    first, second = aggregate(network, state, [update], 3.0), aggregate(network, state, [update], 3.0)
+    before = first.finish()
     with pytest.raises(ProtocolError, match="add up to 4"):
-        mine.merge(other)
-    assert have_same_bits(mine.finish(), before)
+        first.merge(second)
+    assert have_same_bits(first.finish(), before)
 
 
 @pytest.mark.parametrize("total", [0.0, -1.0, math.nan, math.inf, 2.0**65])

@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_real_module(case: tuple[Network, Architecture])
 
 
 def saved_bytes(network: Network, architecture: Architecture, batch_size: int) -> int:
-    """What autograd itself keeps of a forward pass, weights aside."""
+    """The bytes that autograd saves in a forward pass, without weights."""
     module = build_module(network, architecture)
     inputs = torch.zeros(batch_size, *network.config.input_shape)
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
@@ -56,9 +56,9 @@ def test_memory_holds_what_autograd_keeps(case: tuple[Network, Architecture]) ->
     network, architecture = case
     small, large = (estimate_cost(network, architecture, batch_size=size) for size in (2, 66))
     growth = (large.training_memory_bytes - small.training_memory_bytes) / 64
-    kept = (saved_bytes(network, architecture, 66) - saved_bytes(network, architecture, 2)) / 64
+    saved_growth = (saved_bytes(network, architecture, 66) - saved_bytes(network, architecture, 2)) / 64
     # The estimate adds a workspace and leaves out the head's input.
-    assert growth >= 0.95 * kept
+    assert growth >= 0.95 * saved_growth
     assert small.training_memory_bytes >= 4.5 * small.weight_bytes
 
 

@@ -45,7 +45,7 @@ def working_state(network: Network, seed: int = 0) -> dict[str, Tensor]:
 
 
 def few_students(network: Network) -> tuple[Architecture, ...]:
-    """A small nested submodel, and one whose channels are neither in front nor in order."""
+    """A small nested submodel, and one with channels that are neither the first ones nor in order."""
     small = uniform_space(network, (0.5,))[0]
     channels = [axis for axis in network.axes.values() if axis.kind == "channel"]
     first, second = channels[0], channels[1]
@@ -58,8 +58,8 @@ def few_students(network: Network) -> tuple[Architecture, ...]:
     return small, Architecture(axes=tuple(sorted(axes.items())), blocks=small.blocks)
 
 
-def settings(mode: str, **others: float) -> DistillationSettings:
-    values = {"iterations": 2, "batch_size": BATCH_SIZE, "learning_rate": 1e-2, **others}
+def settings(mode: str, **changes: float) -> DistillationSettings:
+    values = {"iterations": 2, "batch_size": BATCH_SIZE, "learning_rate": 1e-2, **changes}
     return DistillationSettings(mode=mode, **values)  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ def noise(network: Network, iterations: int, seed: int) -> list[Tensor]:
 def logits_of(
     network: Network, architecture: Architecture, state: State, inputs: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of a separate module that holds a copy of the weights; and its parameters, to differentiate by."""
+    """The logits of a separate module with a copy of the weights, and the parameters of that module."""
     module = build_module(network, architecture)
     module.load_state_dict(extract(network, architecture, state))
     module.train()
@@ -80,25 +80,27 @@ def logits_of(
     return outputs, dict(module.named_parameters())
 
 
-def gradients_of(network: Network, architecture: Architecture, state: State, taught: Tensor, inputs: Tensor) -> State:
+def gradients_of(
+    network: Network, architecture: Architecture, state: State, teacher_logits: Tensor, inputs: Tensor
+) -> State:
     logits, parameters = logits_of(network, architecture, state, inputs)
-    loss = kl_div(log_softmax(logits, dim=-1), softmax(taught, dim=-1), reduction="batchmean")
-    found = torch.autograd.grad(loss, list(parameters.values()))
-    return dict(zip(parameters, found, strict=True))
+    loss = kl_div(log_softmax(logits, dim=-1), softmax(teacher_logits, dim=-1), reduction="batchmean")
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return dict(zip(parameters, gradients, strict=True))
 
 
-def taught_shared(network: Network, state: State, architectures: Sequence[Architecture], mode: str) -> State:
-    """What algorithm 1 says, by extracted copies, PyTorch's own divergence and scattered gradients."""
+def distil_shared(network: Network, state: State, architectures: Sequence[Architecture], mode: str) -> State:
+    """Algorithm 1, with extracted copies, the divergence of PyTorch and scattered gradients."""
     weights = {name: tensor.clone() for name, tensor in state.items()}
     adam = torch.optim.Adam(list(weights.values()), lr=1e-2)
     for inputs in noise(network, 2, seed=5):
         teacher = weights if mode == "shared" else state
-        taught = logits_of(network, network.full_architecture(), teacher, inputs)[0].detach()
+        teacher_logits = logits_of(network, network.full_architecture(), teacher, inputs)[0].detach()
         for tensor in weights.values():
             tensor.grad = torch.zeros_like(tensor)
         for architecture in architectures:
             maps = tensor_maps(network, architecture)
-            for name, gradient in gradients_of(network, architecture, weights, taught, inputs).items():
+            for name, gradient in gradients_of(network, architecture, weights, teacher_logits, inputs).items():
                 sums = weights[name].grad
                 assert sums is not None
                 maps[name].scatter(gradient / len(architectures), sums)
@@ -106,20 +108,20 @@ def taught_shared(network: Network, state: State, architectures: Sequence[Archit
     return weights
 
 
-def taught_copies(network: Network, state: State, architectures: Sequence[Architecture], seed: int) -> State:
-    """What the text says: every copy on its own, then the mean of those who hold an element and the full model."""
+def distil_copies(network: Network, state: State, architectures: Sequence[Architecture], seed: int) -> State:
+    """As in the text: train copies separately, then average each element over its holders and the full model."""
     sums = {name: tensor.double().clone() for name, tensor in state.items()}
     counts = {name: torch.ones_like(tensor) for name, tensor in sums.items()}
     for architecture in architectures:
         local, maps = extract(network, architecture, state), tensor_maps(network, architecture)
         adam = torch.optim.Adam(list(local.values()), lr=1e-2)
-        whole = Architecture(blocks=network.full_architecture().blocks)
+        full = Architecture(blocks=network.full_architecture().blocks)
         for inputs in noise(network, 2, seed):
-            taught = logits_of(network, whole, state, inputs)[0].detach()
+            teacher_logits = logits_of(network, full, state, inputs)[0].detach()
             placed = {name: tensor.clone() for name, tensor in state.items()}
             for name, tensor in local.items():
                 maps[name].scatter(tensor - maps[name].extract(placed[name]), placed[name])
-            for name, gradient in gradients_of(network, architecture, placed, taught, inputs).items():
+            for name, gradient in gradients_of(network, architecture, placed, teacher_logits, inputs).items():
                 local[name].grad = gradient
             adam.step()
         for name, tensor in local.items():
@@ -130,8 +132,8 @@ def taught_copies(network: Network, state: State, architectures: Sequence[Archit
 
 def divergence(network: Network, architecture: Architecture, state: State, teacher: State, inputs: Tensor) -> float:
     student = logits_of(network, architecture, state, inputs)[0]
-    taught = logits_of(network, network.full_architecture(), teacher, inputs)[0]
-    return kl_div(log_softmax(student, dim=-1), softmax(taught, dim=-1), reduction="batchmean").item()
+    teacher_logits = logits_of(network, network.full_architecture(), teacher, inputs)[0]
+    return kl_div(log_softmax(student, dim=-1), softmax(teacher_logits, dim=-1), reduction="batchmean").item()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -162,9 +164,9 @@ def test_shared_weights_take_the_steps_of_the_mean_divergence(mode: str, config:
     state, architectures = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
         # Convolutions in full precision on a GPU too.
-        found = distil(network, _on(device, state), architectures, settings(mode), seed=5)
-    expected = taught_shared(network, state, architectures, mode)
-    assert share_that_moved_so(network, state, found, expected) > 0.99
+        distilled = distil(network, _to_device(device, state), architectures, settings(mode), seed=5)
+    expected = distil_shared(network, state, architectures, mode)
+    assert fraction_moved_as_expected(network, state, distilled, expected) > 0.99
 
 
 @pytest.mark.slow
@@ -173,36 +175,36 @@ def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: Famil
     network = network_of(config)
     state, architectures = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
-        found = distil(network, _on(device, state), architectures, settings("copies"), seed=5)
-    expected = taught_copies(network, state, architectures, seed=5)
-    assert share_that_moved_so(network, state, found, expected) > 0.99
+        distilled = distil(network, _to_device(device, state), architectures, settings("copies"), seed=5)
+    expected = distil_copies(network, state, architectures, seed=5)
+    assert fraction_moved_as_expected(network, state, distilled, expected) > 0.99
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_student_that_is_there_twice_counts_twice(mode: str) -> None:
     network = network_of(RESNET)
-    state, (one, other) = working_state(network), few_students(network)
-    found = distil(network, state, (one, other, one), settings(mode), seed=5)
+    state, (first, second) = working_state(network), few_students(network)
+    distilled = distil(network, state, (first, second, first), settings(mode), seed=5)
     if mode == "copies":
-        expected = taught_copies(network, state, (one, other, one), seed=5)
+        expected = distil_copies(network, state, (first, second, first), seed=5)
     else:
-        expected = taught_shared(network, state, (one, other, one), mode)
-    assert share_that_moved_so(network, state, found, expected) > 0.99
-    once = distil(network, state, (one, other), settings(mode), seed=5)
-    assert share_that_moved_so(network, state, once, expected) < 0.99
+        expected = distil_shared(network, state, (first, second, first), mode)
+    assert fraction_moved_as_expected(network, state, distilled, expected) > 0.99
+    once = distil(network, state, (first, second), settings(mode), seed=5)
+    assert fraction_moved_as_expected(network, state, once, expected) < 0.99
 
 
-def share_that_moved_so(network: Network, state: State, found: State, expected: State) -> float:
-    """fraction of the elements that are expected to move which did so, up to rounding.
+def fraction_moved_as_expected(network: Network, state: State, distilled: State, expected: State) -> float:
+    """Of the elements expected to move, the fraction that moved as expected, up to rounding.
 
-    Not all do: where a gradient is next to nothing, its rounding decides on the sign of a whole step of Adam.
+    Not all do: where a gradient is almost zero, its rounding decides the sign of a whole Adam step.
     """
     equal, moved = 0, 0
     for name, decl in network.tensors.items():
         if decl.role not in BUFFER_ROLES:
             moves = (expected[name] - state[name]).abs() > 1e-4
-            equal += int(((found[name].cpu() - expected[name]).abs() < 2e-5)[moves].sum())
+            equal += int(((distilled[name].cpu() - expected[name]).abs() < 2e-5)[moves].sum())
             moved += int(moves.sum())
     assert moved > 100
     return equal / moved
@@ -216,8 +218,10 @@ def test_learning_rate_zero_moves_no_bit(mode: str, config: Family, device: torc
     state = working_state(network)
     for tensor in state.values():
         tensor.reshape(-1)[0] = -0.0
-    found = distil(network, _on(device, state), few_students(network), settings(mode, learning_rate=0.0), seed=1)
-    assert have_same_bits(_on(torch.device("cpu"), found), state)
+    distilled = distil(
+        network, _to_device(device, state), few_students(network), settings(mode, learning_rate=0.0), seed=1
+    )
+    assert have_same_bits(_to_device(torch.device("cpu"), distilled), state)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -226,8 +230,8 @@ def test_students_that_are_the_full_model_move_no_bit(mode: str, config: Family,
     network = network_of(config)
     state = working_state(network)
     full = network.full_architecture()
-    found = distil(network, _on(device, state), [full, full], settings(mode), seed=1)
-    assert have_same_bits(_on(torch.device("cpu"), found), state)
+    distilled = distil(network, _to_device(device, state), [full, full], settings(mode), seed=1)
+    assert have_same_bits(_to_device(torch.device("cpu"), distilled), state)
 
 
 @pytest.mark.slow
@@ -238,15 +242,17 @@ def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
 ) -> None:
     network = network_of(config)
     state, architectures = working_state(network), few_students(network)
-    found = _on(torch.device("cpu"), distil(network, _on(device, state), architectures, settings(mode), seed=1))
+    distilled = _to_device(
+        torch.device("cpu"), distil(network, _to_device(device, state), architectures, settings(mode), seed=1)
+    )
     held = [find_held_elements(network, architecture) for architecture in architectures]
     untouched = 0
     for name, decl in network.tensors.items():
-        kept = ~torch.stack([places[name] for places in held]).any(dim=0)
+        untrained = ~torch.stack([mask[name] for mask in held]).any(dim=0)
         if decl.role in BUFFER_ROLES:
-            kept = torch.ones_like(kept)
-        assert have_same_bits({name: found[name][kept]}, {name: state[name][kept]}), name
-        untouched += int(kept.sum())
+            untrained = torch.ones_like(untrained)
+        assert have_same_bits({name: distilled[name][untrained]}, {name: state[name][untrained]}), name
+        untouched += int(untrained.sum())
     assert untouched > 100
 
 
@@ -256,20 +262,20 @@ def test_students_come_closer_to_their_teacher_on_noise_that_they_have_not_seen(
     network = network_of(MLP)
     state = working_state(network)
     architectures = few_students(network)[:1]
-    found = distil(network, state, architectures, settings(mode, iterations=40, batch_size=32), seed=3)
+    distilled = distil(network, state, architectures, settings(mode, iterations=40, batch_size=32), seed=3)
     unseen = torch.randn((200, *MLP.input_shape), generator=torch.Generator().manual_seed(99))
     before = divergence(network, architectures[0], state, state, unseen)
-    # The teacher is a model that stayed, except where it moves with its students.
-    after = divergence(network, architectures[0], found, found if mode == "shared" else state, unseen)
+    # The teacher does not change, except in mode "shared", where it moves with its students.
+    after = divergence(network, architectures[0], distilled, distilled if mode == "shared" else state, unseen)
     assert after < 0.8 * before
 
 
 def test_noise_follows_from_the_seed() -> None:
     network = network_of(MLP)
     state, architectures = working_state(network), few_students(network)
-    one, again, other = (distil(network, state, architectures, settings("shared"), seed) for seed in (1, 1, 2))
-    assert have_same_bits(one, again)
-    assert not have_same_bits(one, other)
+    first, again, other = (distil(network, state, architectures, settings("shared"), seed) for seed in (1, 1, 2))
+    assert have_same_bits(first, again)
+    assert not have_same_bits(first, other)
 
 
 @pytest.mark.slow
@@ -286,15 +292,15 @@ def test_the_received_model_is_not_written() -> None:
 def test_token_models_learn_from_random_symbols(mode: str) -> None:
     network = network_of(RECURRENT)
     state = init_state(network, 0)
-    # A cut of all gates, without the layer that may be skipped.
+    # A submodel that cuts all gates, without the layer that may be skipped.
     axis = next(name for name, axis in network.axes.items() if axis.kind == "channel")
     architecture = Architecture(axes=((axis, Roll(start=1, size=3)),))
-    found = distil(network, state, [architecture], settings(mode), seed=1)
+    distilled = distil(network, state, [architecture], settings(mode), seed=1)
     held = find_held_elements(network, architecture)
-    for name, tensor in found.items():
+    for name, tensor in distilled.items():
         if bool(held[name].any()):
             assert not torch.equal(tensor, state[name]), name
-    # Its kernels round differently from call to call.
+    # The kernels of LSTMs round differently from call to call.
     full = distil(network, state, [network.full_architecture()], settings(mode, iterations=5), seed=1)
     assert have_same_bits(full, state)
 
@@ -334,5 +340,5 @@ def test_distillation_without_a_student_is_refused() -> None:
         draw_students(network, [network.full_architecture()], 0, seed=0)
 
 
-def _on(device: torch.device, state: State) -> dict[str, Tensor]:
+def _to_device(device: torch.device, state: State) -> dict[str, Tensor]:
     return {name: tensor.to(device, copy=True) for name, tensor in state.items()}

@@ -22,9 +22,9 @@ def test_it_is_the_accuracy_and_loss_of_the_submodel_itself() -> None:
     labels = logits.argmax(dim=1)
     labels[:10] = (labels[:10] + 1) % 4
     for batch_size in (5, 37, 256):
-        found = evaluate(network, architecture, state, inputs, labels, batch_size=batch_size)
-        assert found.accuracy == 27 / 37
-        assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-4)
+        result = evaluate(network, architecture, state, inputs, labels, batch_size=batch_size)
+        assert result.accuracy == 27 / 37
+        assert result.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-4)
 
 
 @pytest.mark.parametrize(("inputs", "labels"), [(0, 0), (3, 2)])
@@ -51,10 +51,10 @@ def test_tokens_count_unless_they_are_padding() -> None:
     labels[1:, 3:] = -1
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
     for batch_size in (1, 3, 9):
-        found = evaluate(network, architecture, state, inputs, labels, objective="next_token", batch_size=batch_size)
-        assert (found.accuracy, found.label_count) == (13 / 14, 14)
-        assert found.loss == pytest.approx(float(expected), rel=1e-4)
-        assert found.metrics["perplexity"] == math.exp(found.loss)
+        result = evaluate(network, architecture, state, inputs, labels, objective="next_token", batch_size=batch_size)
+        assert (result.accuracy, result.label_count) == (13 / 14, 14)
+        assert result.loss == pytest.approx(float(expected), rel=1e-4)
+        assert result.metrics["perplexity"] == math.exp(result.loss)
     # A data set may begin with a batch of nothing but padding.
     labels[0] = -1
     assert evaluate(network, architecture, state, inputs, labels, batch_size=1).label_count == 9
@@ -76,9 +76,9 @@ def test_a_submodel_is_evaluated_where_the_model_is(device: torch.device) -> Non
     labels = inputs.roll(-1, dims=1)
     expected = evaluate(network, network.full_architecture(), state, inputs, labels)
     moved = {name: tensor.to(device) for name, tensor in state.items()}
-    found = evaluate(network, network.full_architecture(), moved, inputs, labels)
-    assert found.accuracy == expected.accuracy
-    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+    result = evaluate(network, network.full_architecture(), moved, inputs, labels)
+    assert result.accuracy == expected.accuracy
+    assert result.loss == pytest.approx(expected.loss, rel=1e-4)
 
 
 @pytest.mark.parametrize(

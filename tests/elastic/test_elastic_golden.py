@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 
 
 def reference(old: Array, clients: list[tuple[Array, float]]) -> Array:
-    """Leading slices; the mean where somebody trained, the old value elsewhere."""
+    """Leading slices: the weighted mean where a client trained, the old value elsewhere."""
     total, weights = np.zeros_like(old), np.zeros_like(old)
     for change, weight in clients:
         region = tuple(slice(0, size) for size in change.shape)

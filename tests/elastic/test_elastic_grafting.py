@@ -30,7 +30,7 @@ EVERY_NORM: tuple[WeightNorm, ...] = ("l2", "rms", "common")
 
 
 def with_depths(network: Network, *depths: int, rate: float = 1.0) -> Architecture:
-    """The first blocks of each section, counting the one that is always there."""
+    """The submodel with this many first blocks in each section, including the block that is always kept."""
     name = f" d{'-'.join(map(str, depths))}"
     return next(architecture for architecture in uniform_space(network, (rate,)) if architecture.name.endswith(name))
 
@@ -39,7 +39,7 @@ def zeros(network: Network, architecture: Architecture) -> dict[str, Tensor]:
     return {name: torch.zeros(shape) for name, shape in network.shapes(architecture).items()}
 
 
-def aggregated_as_in_the_paper(
+def aggregate_as_in_the_paper(
     network: Network,
     state: State,
     clients: Sequence[tuple[Architecture, State, float]],
@@ -48,10 +48,11 @@ def aggregated_as_in_the_paper(
     """Algorithm 1 without local training: graft, scale (unless norm is None) and average by samples."""
     grafts = [graft(network, architecture) for architecture, _, _ in clients]
     changes = [
-        graft_change(network, found, state, change) for found, (_, change, _) in zip(grafts, clients, strict=True)
+        graft_change(network, client_graft, state, change)
+        for client_graft, (_, change, _) in zip(grafts, clients, strict=True)
     ]
     if norm is not None:
-        received = [extract(network, found.architecture, state) for found in grafts]
+        received = [extract(network, client_graft.architecture, state) for client_graft in grafts]
         trained = [
             {name: old[name] + change[name] for name in old} for old, change in zip(received, changes, strict=True)
         ]
@@ -60,8 +61,8 @@ def aggregated_as_in_the_paper(
         )
         changes = [scale_change(*parts) for parts in zip(received, changes, factors, strict=True)]
     accumulator = Accumulator(network, state, total_weight=sum(weight for _, _, weight in clients))
-    for found, change, (_, _, weight) in zip(grafts, changes, clients, strict=True):
-        accumulator.add(found.architecture, change, weight)
+    for client_graft, change, (_, _, weight) in zip(grafts, changes, clients, strict=True):
+        accumulator.add(client_graft.architecture, change, weight)
     return accumulator.finish()
 
 
@@ -80,15 +81,17 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
         ),
         blocks=("section0.block1", "section1.block2"),
     )
-    found = graft(network, architecture)
-    assert found.architecture.blocks == tuple(block.name for block in network.blocks)
+    client_graft = graft(network, architecture)
+    assert client_graft.architecture.blocks == tuple(block.name for block in network.blocks)
     for position in (1, 2, 3):
-        inner = found.architecture.make_index_set(f"section0.block{position}.inner")
+        inner = client_graft.architecture.make_index_set(f"section0.block{position}.inner")
         assert inner == Explicit(indices=(2, 3, 0, 1))
-        assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block1.layer1.weight"
-    assert found.sources["section1.block1.layer1.weight"] == "section1.block2.layer1.weight"
+        assert client_graft.sources[f"section0.block{position}.layer1.weight"] == "section0.block1.layer1.weight"
+    assert client_graft.sources["section1.block1.layer1.weight"] == "section1.block2.layer1.weight"
     shapes = network.shapes(architecture)
-    assert {name: shapes[source] for name, source in found.sources.items()} == network.shapes(found.architecture)
+    assert {name: shapes[source] for name, source in client_graft.sources.items()} == network.shapes(
+        client_graft.architecture
+    )
 
 
 @pytest.mark.slow
@@ -97,34 +100,36 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
 def test_a_grafted_submodel_is_a_submodel_that_holds_its_own_tensors(data: st.DataObject) -> None:
     configs: tuple[Family, ...] = (DEEP, RESNET, *CONVOLUTIONAL.values())
     network = network_of(data.draw(st.sampled_from(configs)))
-    assume(_alike(network))
+    assume(_has_alike_blocks(network))
     architecture = data.draw(architectures(network))
     assume(is_graftable(network, architecture))
-    found = graft(network, architecture)
-    own, shapes = network.shapes(architecture), network.shapes(found.architecture)
-    assert list(found.sources) == list(shapes)
-    assert {name: source for name, source in found.sources.items() if name in own} == {name: name for name in own}
-    assert all(own[source] == shapes[name] for name, source in found.sources.items())
-    assert found.architecture.blocks == tuple(block.name for block in network.blocks)
+    client_graft = graft(network, architecture)
+    own, shapes = network.shapes(architecture), network.shapes(client_graft.architecture)
+    assert list(client_graft.sources) == list(shapes)
+    assert {name: source for name, source in client_graft.sources.items() if name in own} == {
+        name: name for name in own
+    }
+    assert all(own[source] == shapes[name] for name, source in client_graft.sources.items())
+    assert client_graft.architecture.blocks == tuple(block.name for block in network.blocks)
 
 
 def test_a_section_of_one_block_is_grafted_where_that_is_like_the_others() -> None:
-    """FedFA's claim is that no block is left to few clients, however shallow the others are."""
+    """FedFA claims that every block is trained by many clients, however shallow some of them are."""
     network = network_of(replace(MLP, widths=(8,), depths=(3,)))
     architecture = with_depths(network, 1, rate=0.5)
     assert architecture.blocks == ()
-    found = graft(network, architecture)
-    assert found.architecture.blocks == ("section0.block1", "section0.block2")
+    client_graft = graft(network, architecture)
+    assert client_graft.architecture.blocks == ("section0.block1", "section0.block2")
     for position in (1, 2):
-        assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block0.layer1.weight"
-        assert found.architecture.make_index_set(f"section0.block{position}.inner") == architecture.make_index_set(
-            "section0.block0.inner"
-        )
-    assert found.architecture.make_index_set("section0.stream") == architecture.make_index_set("section0.stream")
+        assert client_graft.sources[f"section0.block{position}.layer1.weight"] == "section0.block0.layer1.weight"
+        assert client_graft.architecture.make_index_set(
+            f"section0.block{position}.inner"
+        ) == architecture.make_index_set("section0.block0.inner")
+    assert client_graft.architecture.make_index_set("section0.stream") == architecture.make_index_set("section0.stream")
 
 
 def test_a_section_of_one_block_that_is_unlike_the_others_is_refused() -> None:
-    """In silence nothing would be grafted: the first block of a section reads other channels, and has a shortcut."""
+    """The first block of a section reads other channels and has a shortcut, so nothing could be grafted."""
     network = network_of(replace(RESNET, depths=(2, 2)))
     architecture = with_depths(network, 2, 1)
     assert not is_graftable(network, architecture)
@@ -132,19 +137,21 @@ def test_a_section_of_one_block_that_is_unlike_the_others_is_refused() -> None:
         graft(network, architecture)
 
 
-def _alike(network: Network) -> bool:
+def _has_alike_blocks(network: Network) -> bool:
     """Whether the blocks of each section that can be left out have tensors of the same shapes."""
     shapes = {
         block: [decl.shape for decl in network.tensors.values() if decl.part == block.name] for block in network.blocks
     }
-    return all(shapes[one] == shapes[other] for one in shapes for other in shapes if one.section == other.section)
+    return all(
+        shapes[first] == shapes[second] for first in shapes for second in shapes if first.section == second.section
+    )
 
 
 def test_a_full_submodel_has_nothing_to_graft() -> None:
     network = network_of(DEEP)
-    found = graft(network, network.full_architecture())
-    assert found.architecture == network.full_architecture()
-    assert all(name == source for name, source in found.sources.items())
+    client_graft = graft(network, network.full_architecture())
+    assert client_graft.architecture == network.full_architecture()
+    assert all(name == source for name, source in client_graft.sources.items())
 
 
 def test_blocks_that_are_not_alike_are_refused() -> None:
@@ -163,16 +170,19 @@ def test_grafting_gives_every_block_of_the_common_width_to_every_client() -> Non
         (with_depths(network, 3, 2), 5),
         (network.full_architecture(), 7),
     ]
-    given_weight = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
-    without = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+    grafted_weights = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+    plain_weights = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
     for architecture, weight in clients:
-        for into, one in ((given_weight, graft(network, architecture).architecture), (without, architecture)):
-            for name, tensor_map in tensor_maps(network, one).items():
-                tensor_map.scatter(torch.full(network.shapes(one)[name], float(weight)), into[name])
+        for target, submodel in (
+            (grafted_weights, graft(network, architecture).architecture),
+            (plain_weights, architecture),
+        ):
+            for name, tensor_map in tensor_maps(network, submodel).items():
+                tensor_map.scatter(torch.full(network.shapes(submodel)[name], float(weight)), target[name])
     common = find_held_elements(network, with_depths(network, 4, 3, rate=0.5))
     for name in network.tensors:
-        assert bool((given_weight[name][common[name]] == 15).all()), name
-    deepest = without["section0.block3.layer1.weight"]
+        assert bool((grafted_weights[name][common[name]] == 15).all()), name
+    deepest = plain_weights["section0.block3.layer1.weight"]
     assert bool((deepest == 7).all())
 
 
@@ -180,17 +190,17 @@ def test_extracting_the_clients_depth_gives_its_own_blocks_back() -> None:
     network = network_of(DEEP)
     state, architecture = random_state(network, 0), with_depths(network, 2, 3, rate=0.5)
     change = random_change(network, architecture, 1)
-    found = graft(network, architecture)
-    grafted = graft_change(network, found, state, change)
+    client_graft = graft(network, architecture)
+    grafted = graft_change(network, client_graft, state, change)
     assert have_same_bits({name: grafted[name] for name in change}, change)
-    new = aggregated_as_in_the_paper(network, state, [(architecture, change, 4.0)], None)
+    new = aggregate_as_in_the_paper(network, state, [(architecture, change, 4.0)], None)
     trained = {name: tensor + change[name] for name, tensor in extract(network, architecture, state).items()}
     back = extract(network, architecture, new)
     for name, tensor in trained.items():
         torch.testing.assert_close(back[name], tensor, atol=1e-6, rtol=0)
     for position in (1, 2, 3):
         # Inner channels of a deeper block are its own; those that the client grafted hold its last block.
-        copies = {name: extract(network, found.architecture, new)[name] for name in found.sources}
+        copies = {name: extract(network, client_graft.architecture, new)[name] for name in client_graft.sources}
         for suffix, tensor in block_of(copies, 0, position).items():
             torch.testing.assert_close(tensor, trained[f"section0.block1.{suffix}"], atol=1e-6, rtol=0)
 
@@ -199,7 +209,7 @@ def test_without_training_a_block_becomes_the_mean_of_the_clients_last_blocks() 
     network = network_of(DEEP)
     state = random_state(network, 0)
     clients = [(with_depths(network, depth, 3), float(weight)) for depth, weight in ((2, 3), (3, 5), (4, 2))]
-    new = aggregated_as_in_the_paper(
+    new = aggregate_as_in_the_paper(
         network, state, [(architecture, zeros(network, architecture), w) for architecture, w in clients], None
     )
     for position in (1, 2, 3):
@@ -217,9 +227,9 @@ def test_without_training_a_block_becomes_the_mean_of_the_clients_last_blocks() 
 @pytest.mark.parametrize("norm", EVERY_NORM)
 def test_equal_clients_are_scaled_by_exactly_one(norm: WeightNorm, device: torch.device) -> None:
     network = network_of(RESNET)
-    clients = [(network.full_architecture(), _on(device, random_state(network, 1)))] * 3
+    clients = [(network.full_architecture(), _to_device(device, random_state(network, 1)))] * 3
     factors = compute_scale_factors(network, clients, norm=norm)
-    assert all(factor == 1 for one in factors for factor in one.values())
+    assert all(factor == 1 for client_factors in factors for factor in client_factors.values())
     change = random_change(network, network.full_architecture(), 2)
     assert have_same_bits(scale_change(random_state(network, 1), change, factors[0]), change)
 
@@ -237,26 +247,33 @@ def test_the_factor_is_the_mean_norm_over_the_own(norm: WeightNorm, central: Cen
     for state in states:
         weights = sorted(state[name].double().flatten().tolist(), key=abs if central == "absolute" else None)
         count = len(weights)
-        # 64 weights: 95 % of them are 61; of 97.5 % on either side, 63 remain below and above.
-        kept = weights[1:63] if central == "between" else weights[: math.ceil(0.95 * count)]
-        squares = sum(weight**2 for weight in kept)
-        sizes.append(math.sqrt(squares / len(kept)) if norm == "rms" else math.sqrt(squares))
-    assert [one[name] for one in factors] == pytest.approx([sum(sizes) / 3 / size for size in sizes], rel=1e-9)
-    assert all(one[tensor] == 1 for one in factors for tensor in network.tensors if len(states[0][tensor].shape) < 2)
+        # 95 % of 64 weights are 61; 97.5 % from either side are 63, so that 62 remain between.
+        central_weights = weights[1:63] if central == "between" else weights[: math.ceil(0.95 * count)]
+        squares = sum(weight**2 for weight in central_weights)
+        sizes.append(math.sqrt(squares / len(central_weights)) if norm == "rms" else math.sqrt(squares))
+    assert [client_factors[name] for client_factors in factors] == pytest.approx(
+        [sum(sizes) / 3 / size for size in sizes], rel=1e-9
+    )
+    assert all(
+        client_factors[tensor] == 1
+        for client_factors in factors
+        for tensor in network.tensors
+        if len(states[0][tensor].shape) < 2
+    )
 
 
 @pytest.mark.slow
 def test_the_order_of_clients_changes_no_factor() -> None:
     network = network_of(MLP)
-    some = _some(network) * 3
+    submodels = _some_submodels(network) * 3
     clients = [
         (architecture, extract(network, architecture, random_state(network, seed)))
-        for seed, architecture in enumerate(some)
+        for seed, architecture in enumerate(submodels)
     ]
-    there = compute_scale_factors(network, clients, norm="l2")
-    for turn in range(1, len(clients)):
-        turned = compute_scale_factors(network, [*clients[turn:], *clients[:turn]], norm="l2")
-        assert turned == (*there[turn:], *there[:turn])
+    factors = compute_scale_factors(network, clients, norm="l2")
+    for shift in range(1, len(clients)):
+        rotated = compute_scale_factors(network, [*clients[shift:], *clients[:shift]], norm="l2")
+        assert rotated == (*factors[shift:], *factors[:shift])
 
 
 @pytest.mark.parametrize("norm", EVERY_NORM)
@@ -264,15 +281,15 @@ def test_multiplying_all_clients_changes_no_factor(norm: WeightNorm) -> None:
     network = network_of(MLP)
     clients = [
         (architecture, extract(network, architecture, random_state(network, seed)))
-        for seed, architecture in enumerate(_some(network))
+        for seed, architecture in enumerate(_some_submodels(network))
     ]
     tripled = [(architecture, {name: 3 * tensor for name, tensor in state.items()}) for architecture, state in clients]
-    for one, other in zip(
+    for factors, tripled_factors in zip(
         compute_scale_factors(network, clients, norm=norm),
         compute_scale_factors(network, tripled, norm=norm),
         strict=True,
     ):
-        assert one == pytest.approx(other, rel=1e-6)
+        assert factors == pytest.approx(tripled_factors, rel=1e-6)
 
 
 @pytest.mark.parametrize("norm", EVERY_NORM)
@@ -283,7 +300,7 @@ def test_a_client_that_boosts_its_weights_changes_the_length_alone(norm: WeightN
     name = "section0.block0.layer1.weight"
     changes = [zeros(network, full) for _ in range(clients)]
     changes[0][name] = (boost - 1) * state[name]
-    new = aggregated_as_in_the_paper(network, state, [(full, change, 1.0) for change in changes], norm)
+    new = aggregate_as_in_the_paper(network, state, [(full, change, 1.0) for change in changes], norm)
     expected = state[name] * (clients - 1 + boost) / clients
     torch.testing.assert_close(new[name], expected, rtol=1e-5, atol=1e-6)
 
@@ -302,7 +319,9 @@ def test_what_no_client_has_in_common_is_not_scaled() -> None:
     front, back = (Architecture(axes=(("section0.stream", Roll(start=start, size=4)),)) for start in (0, 4))
     state = random_state(network, 0)
     clients = [(architecture, extract(network, architecture, state)) for architecture in (front, back)]
-    assert all(one["stem.weight"] == 1 for one in compute_scale_factors(network, clients, norm="common"))
+    assert all(
+        client_factors["stem.weight"] == 1 for client_factors in compute_scale_factors(network, clients, norm="common")
+    )
 
 
 @pytest.mark.slow
@@ -316,14 +335,14 @@ def test_only_the_papers_norm_shrinks_what_wide_clients_hold_without_any_trainin
     state = start
     for _ in range(40):
         clients = [(architecture, zeros(network, architecture), 1.0) for architecture in (narrow, narrow, wide, wide)]
-        state = aggregated_as_in_the_paper(network, state, clients, norm)
+        state = aggregate_as_in_the_paper(network, state, clients, norm)
     if norm == "common":
         assert have_same_bits(state, start)
     name = "section0.block0.layer1.weight"
-    alone = ~find_held_elements(network, narrow)[name]
-    kept = float(state[name][alone].norm() / start[name][alone].norm())
-    assert (kept < 0.5) == drifts
-    assert drifts or 0.8 < kept < 1.25
+    wide_only = ~find_held_elements(network, narrow)[name]
+    ratio = float(state[name][wide_only].norm() / start[name][wide_only].norm())
+    assert (ratio < 0.5) == drifts
+    assert drifts or 0.8 < ratio < 1.25
 
 
 def test_a_copy_of_the_wide_clients_channels_in_another_order_is_in_common() -> None:
@@ -337,16 +356,18 @@ def test_a_copy_of_the_wide_clients_channels_in_another_order_is_in_common() -> 
         (architecture, extract(network, architecture, state))
         for architecture in (shuffled, network.full_architecture())
     ]
-    assert all(factor == 1 for one in compute_scale_factors(network, clients) for factor in one.values())
+    assert all(
+        factor == 1 for client_factors in compute_scale_factors(network, clients) for factor in client_factors.values()
+    )
 
 
 def test_fidelity_names_the_norm() -> None:
     assert NORMS == {"paper": "l2", "fixed": "common"}
 
 
-def _some(network: Network) -> list[Architecture]:
+def _some_submodels(network: Network) -> list[Architecture]:
     return [with_depths(network, 1, 1, 1, rate=0.5), with_depths(network, 2, 1, 1), network.full_architecture()]
 
 
-def _on(device: torch.device, state: State) -> dict[str, Tensor]:
+def _to_device(device: torch.device, state: State) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in state.items()}

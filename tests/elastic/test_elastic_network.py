@@ -18,10 +18,10 @@ from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Prefix,
 def test_a_submodels_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, Architecture]) -> None:
     network, architecture = case
     module = build_module(network, architecture)
-    found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     local = extract(network, architecture, init_state(network, 0))
-    assert found == network.shapes(architecture) == {name: tuple(tensor.shape) for name, tensor in local.items()}
-    assert list(found) == list(network.shapes(architecture))
+    assert shapes == network.shapes(architecture) == {name: tuple(tensor.shape) for name, tensor in local.items()}
+    assert list(shapes) == list(network.shapes(architecture))
     logits = module(torch.zeros(2, *network.config.input_shape))
     assert logits.shape == (2, network.config.class_count)
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in module.parameters())
@@ -116,6 +116,6 @@ def test_indices_that_an_axis_cannot_keep_are_refused(index_set: IndexSet, reaso
         (Architecture(choices=(("op", ("conv",)),)), "no choices"),
     ],
 )
-def test_a_architecture_of_another_network_is_refused(architecture: Architecture, reason: str) -> None:
+def test_an_architecture_of_another_network_is_refused(architecture: Architecture, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         network_of(RESNET).shapes(architecture)

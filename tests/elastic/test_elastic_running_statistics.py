@@ -47,34 +47,34 @@ def module_of(network: Network, architecture: Architecture, state: dict[str, Ten
 def inputs_of_norms(
     network: Network, architecture: Architecture, state: dict[str, Tensor], batches: list[Tensor]
 ) -> Tensor:
-    """Everything that the deepest norm of section 0 was given, as (channels, values) in float64."""
-    module, seen = module_of(network, architecture, state), []
+    """All inputs of the deepest norm of section 0, as (channels, values) in float64."""
+    module, recorded = module_of(network, architecture, state), []
     layer = module.get_submodule("section0.block1.norm2")
-    layer.register_forward_pre_hook(lambda _module, given: seen.append(given[0].detach().double()))
+    layer.register_forward_pre_hook(lambda _module, inputs: recorded.append(inputs[0].detach().double()))
     for batch in batches:
         module(batch)
-    return torch.cat(seen).transpose(0, 1).flatten(1)
+    return torch.cat(recorded).transpose(0, 1).flatten(1)
 
 
 def small(network: Network) -> Architecture:
     return next(architecture for architecture in uniform_space(network, (0.5,)) if architecture.name.endswith("d2-1"))
 
 
-@pytest.mark.parametrize("which", ["full", "small"])
-def test_the_statistics_are_those_of_all_that_a_norm_was_given(which: str, device: torch.device) -> None:
+@pytest.mark.parametrize("size", ["full", "small"])
+def test_the_statistics_are_those_of_all_that_a_norm_was_given(size: str, device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
-    architecture, state = network.full_architecture() if which == "full" else small(network), state_of(network)
-    # Batches of different sizes: a mean of their means would be another one.
+    architecture, state = network.full_architecture() if size == "full" else small(network), state_of(network)
+    # Batches of different sizes, so that the mean of their means would differ.
     batches = [samples(7, seed=1), samples(3, seed=2) + 5, samples(12, seed=3)]
-    there = {name: tensor.to(device) for name, tensor in state.items()}
+    on_device = {name: tensor.to(device) for name, tensor in state.items()}
     with torch.backends.cudnn.flags(enabled=False):
         # Convolutions in full precision on a GPU too.
-        new = recalibrate(network, there, architecture, batches)
-    given = inputs_of_norms(network, architecture, state, batches)
+        new = recalibrate(network, on_device, architecture, batches)
+    norm_inputs = inputs_of_norms(network, architecture, state, batches)
     local = extract(network, architecture, new)
-    for name, expected in (("running_mean", given.mean(1)), ("running_var", given.var(1))):
-        found = local[f"section0.block1.norm2.{name}"].cpu().double()
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    for name, expected in (("running_mean", norm_inputs.mean(1)), ("running_var", norm_inputs.var(1))):
+        measured = local[f"section0.block1.norm2.{name}"].cpu().double()
+        torch.testing.assert_close(measured, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_nothing_else_moves_a_bit() -> None:
@@ -110,26 +110,26 @@ def test_sums_of_clients_are_the_statistics_of_all_their_data() -> None:
     batches = [samples(count, seed=count) for count in (5, 2, 8, 4)]
     pooled = merge_statistics([measure_moments(network, architecture, state, batches)])
     clients = [measure_moments(network, architecture, state, part) for part in (batches[:1], batches[1:3], batches[3:])]
-    merged, turned = merge_statistics(clients), merge_statistics(clients[::-1])
+    merged, reverse_merged = merge_statistics(clients), merge_statistics(clients[::-1])
     assert len(pooled) == 2 * 7
     for name, tensor in pooled.items():
         torch.testing.assert_close(merged[name], tensor, atol=1e-7, rtol=1e-6)
-        torch.testing.assert_close(turned[name], tensor, atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(reverse_merged[name], tensor, atol=1e-7, rtol=1e-6)
 
 
-def with_magnitudes(network: Network, architecture: Architecture, seed: int) -> dict[str, NormMoments]:
-    """Moments of some client, small, or so huge that they hide the others until one takes away another."""
+def draw_moments(network: Network, architecture: Architecture, seed: int) -> dict[str, NormMoments]:
+    """Moments of a client: small, or so large that they hide the others until they cancel out."""
     generator = torch.Generator().manual_seed(seed)
     huge = {0: 1e17, 3: -1e17}.get(seed, 0.0)
 
-    def drawn(size: int) -> Tensor:
+    def draw(size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64) * 10.0 ** (4 * seed % 13 - 8)
 
     shapes = network.shapes(architecture)
     return {
         norm.name: NormMoments(
-            total=drawn(size := shapes[f"{norm.name}.running_mean"][0]) + huge,
-            squares=drawn(size).abs() * 1e9,
+            total=draw(size := shapes[f"{norm.name}.running_mean"][0]) + huge,
+            squares=draw(size).abs() * 1e9,
             count=seed + 3,
         )
         for norm in norm_layers(network, architecture)
@@ -143,12 +143,12 @@ def test_merged_sums_have_the_same_bits_for_every_order() -> None:
         state_of(network),
         (network.full_architecture(), small(network), uniform_space(network, (0.5,))[0]),
     )
-    clients = [(architectures[seed % 3], with_magnitudes(network, architectures[seed % 3], seed)) for seed in range(9)]
+    clients = [(architectures[seed % 3], draw_moments(network, architectures[seed % 3], seed)) for seed in range(9)]
     first = pool_statistics(network, state, clients)
-    same_architecture = [found for architecture, found in clients if architecture == architectures[0]]
+    same_architecture = [moments for architecture, moments in clients if architecture == architectures[0]]
     merged = merge_statistics(same_architecture)
     for order in itertools.islice(itertools.permutations(range(9)), 5, 40_000, 2017):
-        assert have_same_bits(pool_statistics(network, state, [clients[place] for place in order]), first)
+        assert have_same_bits(pool_statistics(network, state, [clients[index] for index in order]), first)
     assert have_same_bits(merge_statistics(same_architecture[::-1]), merged)
 
 
@@ -158,20 +158,20 @@ def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel(devi
     batches = [samples(6, seed=1), samples(9, seed=2) + 3]
     measured = [(full, measure_moments(network, full, state, batches[:1]))]
     measured.append((part, measure_moments(network, part, state, batches[1:])))
-    there = {name: tensor.to(device) for name, tensor in state.items()}
-    new = {name: tensor.cpu() for name, tensor in pool_statistics(network, there, measured).items()}
+    on_device = {name: tensor.to(device) for name, tensor in state.items()}
+    new = {name: tensor.cpu() for name, tensor in pool_statistics(network, on_device, measured).items()}
     layer, held = "section0.block1.norm2", 4
-    given = [
-        inputs_of_norms(network, architecture, state, [one])
-        for architecture, one in zip((full, part), batches, strict=True)
+    norm_inputs = [
+        inputs_of_norms(network, architecture, state, [batch])
+        for architecture, batch in zip((full, part), batches, strict=True)
     ]
-    assert given[1].shape[0] == held
-    both = torch.cat([given[0][:held], given[1]], dim=1)
-    for name, of_both, of_one in (
-        ("running_mean", both.mean(1), given[0][held:].mean(1)),
-        ("running_var", both.var(1), given[0][held:].var(1)),
+    assert norm_inputs[1].shape[0] == held
+    both = torch.cat([norm_inputs[0][:held], norm_inputs[1]], dim=1)
+    for name, shared, unshared in (
+        ("running_mean", both.mean(1), norm_inputs[0][held:].mean(1)),
+        ("running_var", both.var(1), norm_inputs[0][held:].var(1)),
     ):
-        expected = torch.cat([of_both, of_one]).float()
+        expected = torch.cat([shared, unshared]).float()
         torch.testing.assert_close(new[f"{layer}.{name}"], expected, atol=1e-6, rtol=1e-5)
     assert set(new) == {name for name, decl in network.tensors.items() if decl.role in ("mean", "variance")}
 
@@ -185,7 +185,7 @@ def test_a_channel_that_nobody_has_measured_keeps_its_bits() -> None:
     for name, tensor in new.items():
         assert have_same_bits({name: tensor[~held[name]]}, {name: state[name][~held[name]]})
         assert not bool((tensor == state[name])[held[name]].any())
-    alone = {name: replace(found, count=1) for name, found in with_magnitudes(network, part, 1).items()}
+    alone = {name: replace(moments, count=1) for name, moments in draw_moments(network, part, 1).items()}
     assert have_same_bits(pool_statistics(network, state, [(part, alone)]), {name: state[name] for name in new})
     assert pool_statistics(network, state, []) == {}
 
@@ -193,10 +193,12 @@ def test_a_channel_that_nobody_has_measured_keeps_its_bits() -> None:
 def test_what_a_device_must_know_of_the_norms_is_told() -> None:
     network = network_of(BATCH_RESNET)
     architecture = small(network)
-    told = {norm.name: norm for norm in norm_layers(network, architecture)}
+    norms = {norm.name: norm for norm in norm_layers(network, architecture)}
     moments = measure_moments(network, architecture, state_of(network), [samples(1)])
-    assert {name: norm.positions for name, norm in told.items()} == {name: one.count for name, one in moments.items()}
-    assert {(norm.momentum, norm.scale) for norm in told.values()} == {(0.1, 1.0)}
+    assert {name: norm.positions for name, norm in norms.items()} == {
+        name: norm_moments.count for name, norm_moments in moments.items()
+    }
+    assert {(norm.momentum, norm.scale) for norm in norms.values()} == {(0.1, 1.0)}
     scaled = network_of(replace(BATCH_RESNET, scaler=True))
     assert {norm.scale for norm in norm_layers(scaled, small(scaled))} == {0.5}
     assert norm_layers(network_of(RESNET), network_of(RESNET).full_architecture()) == ()
@@ -212,21 +214,21 @@ def test_evaluation_no_longer_depends_on_what_was_measured_before() -> None:
 
 
 def scaled_like(network: Network, state: dict[str, Tensor]) -> tuple[Network, dict[str, Tensor]]:
-    """The same network with scalers, whose norms have other names."""
+    """The same network with scalers; its norms have other names."""
     scaled = network_of(replace(network.config, scaler=True))
     return scaled, dict(zip(scaled.tensors, state.values(), strict=True))
 
 
 def test_a_scaler_does_not_change_what_is_measured() -> None:
-    # It divides in training alone, and evaluation reads the statistics of what is not divided.
+    # A scaler divides in training only, and evaluation uses the statistics of undivided values.
     network = network_of(BATCH_RESNET)
     state, architecture = state_of(network), small(network)
     scaled, same = scaled_like(network, state)
-    found, expected = (
+    measured, expected = (
         recalibrate(scaled, same, architecture, [samples(6)]),
         recalibrate(network, state, architecture, [samples(6)]),
     )
-    assert have_same_bits(dict(zip(expected, found.values(), strict=True)), expected)
+    assert have_same_bits(dict(zip(expected, measured.values(), strict=True)), expected)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -253,20 +255,20 @@ def test_what_cannot_be_measured_is_refused() -> None:
     other = measure_moments(network, small(network), state, [samples(4)])
     with pytest.raises(DataError, match="different networks"):
         merge_statistics([moments, other])
-    single = {name: replace(found, count=1) for name, found in moments.items()}
+    single = {name: replace(norm_moments, count=1) for name, norm_moments in moments.items()}
     with pytest.raises(DataError, match="needs two"):
         merge_statistics([single])
 
 
 def test_the_tensors_of_norms_are_found_by_their_layers() -> None:
     network = network_of(BATCH_RESNET)
-    found = norm_tensors(network)
-    assert {name for name in found if name.startswith("norm.")} == {
+    names = norm_tensors(network)
+    assert {name for name in names if name.startswith("norm.")} == {
         "norm.weight",
         "norm.bias",
         "norm.running_mean",
         "norm.running_var",
     }
-    assert not found & {"stem.weight", "head.weight", "head.bias", "section0.block0.layer1.weight"}
-    assert all("norm" in name for name in found)
-    assert len(found) == 4 * len([decl for decl in network.tensors.values() if decl.role == "gain"])
+    assert not names & {"stem.weight", "head.weight", "head.bias", "section0.block0.layer1.weight"}
+    assert all("norm" in name for name in names)
+    assert len(names) == 4 * len([decl for decl in network.tensors.values() if decl.role == "gain"])

@@ -1,4 +1,4 @@
-"""Our families by the contract that families of other packages are tried by."""
+"""Our families fulfil the contract for families."""
 
 import pytest
 from elastic.elastic_cases import CONFIGS, DENSE, objective_of
@@ -29,14 +29,14 @@ def test_every_family_of_ours_is_tried() -> None:
 
 
 class TestEveryFamily(FamilyContract):
-    """All of them, with every kind of norm."""
+    """All families, with every kind of norm."""
 
     @pytest.fixture(params=EVERY, ids=lambda family: f"{family.TYPE} {family.norm}", autouse=True)
-    def _one(self, request: pytest.FixtureRequest) -> None:
+    def _choose_family(self, request: pytest.FixtureRequest) -> None:
         self.family = request.param
         self.objective = objective_of(self.family)
 
-    @pytest.mark.parametrize(("_one", "target"), PROGRAMS, indirect=["_one"])
+    @pytest.mark.parametrize(("_choose_family", "target"), PROGRAMS, indirect=["_choose_family"])
     def test_a_small_submodels_program_is_written_and_verified(self, target: str) -> None:
         """Submodels of the other families train in `test_family_programs.py` and `test_token_family_programs.py`."""
         super().test_a_small_submodels_program_is_written_and_verified(target)

@@ -1,4 +1,4 @@
-"""Adding to exact sums and moving by their mean, each with every loop there is for it, against exact arithmetic."""
+"""Exact sums, and moves by their mean, with every available loop, against exact arithmetic."""
 
 import math
 from collections.abc import Callable
@@ -19,106 +19,107 @@ from subfleet.elastic.maps import Gather
 from subfleet.protocol.errors import ProtocolError
 
 SIZE = 1500
-"""Some blocks of the compiled loop, and a part of one."""
+"""Several blocks of the compiled loop, and a part of another."""
 LIMIT = 2.0**21
 BAD = (math.nan, math.inf, -math.inf, -1e30, LIMIT + 0.25)
-WAYS = ("pytorch", "compiled", "two threads")
+LOOPS = ("pytorch", "compiled", "two threads")
 
 
-def use(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Make small tensors go the way of large ones, in chunks that end inside blocks."""
+def use_loop(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    """Use a loop for small tensors too, in chunks that end inside blocks."""
     monkeypatch.setattr(exact_sums, "CPU_CHUNK", 300)
     monkeypatch.setattr(exact_sums, "COMPILED_ADD_CHUNK", 700)
     monkeypatch.setattr(exact_sums, "COMPILED_MOVE_CHUNK", 700)
     monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2 if way == "two threads" else 1)
-    if way == "pytorch":
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2 if loop == "two threads" else 1)
+    if loop == "pytorch":
         monkeypatch.setattr(compiled_loops, "compile_loops", lambda: None)
 
 
-def spread(size: int, seed: int) -> Tensor:
+def draw_spread(size: int, seed: int) -> Tensor:
     """Numbers of both signs from 1e-8 to 1e4."""
     generator = np.random.default_rng(seed)
     signs = generator.choice([-1.0, 1.0], size)
     return torch.from_numpy((signs * 10 ** generator.uniform(-8, 4, size)).astype(np.float32))
 
 
-def terms(total: Tensor, count: int) -> list[Term]:
-    """Of as many updates, with factors of 29 bits and of one."""
+def make_terms(total: Tensor, count: int) -> list[Term]:
+    """Terms of this many updates, with factors of 29 bits and of one bit."""
     factors = [math.ldexp(2**28 + 12345 * seed + 1, 8) if seed % 3 else 0.5 for seed in range(count)]
     return [
-        Term(name=f"tensor{seed}", total=total, values=spread(total.numel(), seed), factor=factor, limit=LIMIT)
+        Term(name=f"tensor{seed}", total=total, values=draw_spread(total.numel(), seed), factor=factor, limit=LIMIT)
         for seed, factor in enumerate(factors)
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
-def test_sums_are_those_of_exact_arithmetic(monkeypatch: pytest.MonkeyPatch, way: str, count: int) -> None:
-    use(monkeypatch, way)
+def test_sums_are_those_of_exact_arithmetic(monkeypatch: pytest.MonkeyPatch, loop: str, count: int) -> None:
+    use_loop(monkeypatch, loop)
     total = torch.arange(SIZE) * 2**40
-    added = terms(total, count)
+    added = make_terms(total, count)
     # Halves, which round to even numbers.
     added[0].values[: SIZE // 2] = torch.arange(SIZE // 2) - 300
     expected = total.tolist()
-    for one in added:
-        for place, value in enumerate(one.values.tolist()):
-            expected[place] += round(Fraction(value) * Fraction(float(one.factor)))
+    for term in added:
+        for index, value in enumerate(term.values.tolist()):
+            expected[index] += round(Fraction(value) * Fraction(float(term.factor)))
     add_exactly([[added]])
     assert total.tolist() == expected
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("count", [1, 6])
 def test_nothing_is_added_where_one_value_anywhere_is_refused(
-    monkeypatch: pytest.MonkeyPatch, way: str, value: float, count: int
+    monkeypatch: pytest.MonkeyPatch, loop: str, value: float, count: int
 ) -> None:
-    use(monkeypatch, way)
+    use_loop(monkeypatch, loop)
     totals = [torch.arange(SIZE), torch.arange(SIZE) * 3]
     before = [total.clone() for total in totals]
-    batches = [terms(total, count) for total in totals]
+    batches = [make_terms(total, count) for total in totals]
     for bad in range(count):
         values = batches[1][bad].values
-        for place in (0, 511, 512, 700, 1300, SIZE - 1):
-            good, values[place] = values[place].clone(), value
+        for index in (0, 511, 512, 700, 1300, SIZE - 1):
+            good, values[index] = values[index].clone(), value
             with pytest.raises(ProtocolError, match=f"tensor{bad}' of an update holds a change of"):
                 add_exactly([[batch] for batch in batches])
             assert all(torch.equal(total, old) for total, old in zip(totals, before, strict=True))
-            values[place] = good
+            values[index] = good
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    use(monkeypatch, way)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    use_loop(monkeypatch, loop)
     total = torch.zeros(SIZE, dtype=torch.int64)
     values = torch.full((SIZE,), -LIMIT)
     add_exactly([[[Term(name="one", total=total, values=values, factor=2.0**41, limit=LIMIT)]]])
     assert total.eq(-(2**62)).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_overlapping_batches_of_one_sum_lose_nothing(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    use(monkeypatch, way)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_overlapping_batches_of_one_sum_lose_nothing(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    use_loop(monkeypatch, loop)
     total = torch.zeros(40, SIZE, dtype=torch.int64)
     ones = [torch.ones(40, SIZE), torch.ones(30, SIZE), torch.ones(20, SIZE)]
     views = [total, total[5:35], total[10:30]]
     batches = [
-        [Term(name="one", total=view, values=one, factor=1.0, limit=2.0)] for view, one in zip(views, ones, strict=True)
+        [Term(name="one", total=view, values=values, factor=1.0, limit=2.0)]
+        for view, values in zip(views, ones, strict=True)
     ]
     add_exactly([batches])
     assert total[:, 0].tolist() == [1] * 5 + [2] * 5 + [3] * 20 + [2] * 5 + [1] * 5
     assert torch.equal(total, total[:, :1].expand_as(total))
 
 
-def regions(shape: tuple[int, ...], units: int, clients: int, *, half: bool = False) -> HeldRegions:
-    """Everybody held the whole tensor; or half of them the first half of its rows."""
-    found = HeldRegions(shape, torch.device("cpu"))
-    found.add(make_region(Gather(index=(slice(0, shape[0]),)), shape), units, clients)
+def make_regions(shape: tuple[int, ...], units: int, clients: int, *, half: bool = False) -> HeldRegions:
+    """All these clients held the whole tensor; with `half`, as many others held the first half of its rows."""
+    held = HeldRegions(shape, torch.device("cpu"))
+    held.add(make_region(Gather(index=(slice(0, shape[0]),)), shape), units, clients)
     if half:
-        found.add(make_region(Gather(index=(slice(0, shape[0] // 2),)), shape), units, clients)
-    return found
+        held.add(make_region(Gather(index=(slice(0, shape[0] // 2),)), shape), units, clients)
+    return held
 
 
 @pytest.mark.slow
@@ -136,26 +137,26 @@ def test_every_way_of_moving_gives_the_bits_of_float64_arithmetic(
     generator = np.random.default_rng(seed)
     total = generator.integers(-(2**62), 2**62, SIZE) >> generator.integers(0, 63, SIZE)
     total[generator.random(SIZE) < 0.2] = 0
-    old = spread(SIZE, seed)
+    old = draw_spread(SIZE, seed)
     old[::7] = -0.0
     doubled = np.where(np.arange(SIZE) < SIZE // 2, 1 + half, 1)
     with np.errstate(over="ignore"):
         exact = old.numpy().astype(np.float64) + total.astype(np.float64) / (doubled * units) * 2.0**exponent
         moves = (total != 0) & (doubled * clients >= 2)
         expected = np.where(moves, exact.astype(np.float32), old.numpy())
-    for way in WAYS:
+    for loop in LOOPS:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            use(monkeypatch, way)
+            use_loop(monkeypatch, loop)
             move = Move(
                 old=old,
                 total=torch.from_numpy(total),
-                regions=regions((SIZE,), units, clients, half=half),
+                regions=make_regions((SIZE,), units, clients, half=half),
                 min_clients=2,
                 scale=2.0**exponent,
             )
             new = move_tensors({"one": move, "other": move})
-        for found in new.values():
-            np.testing.assert_array_equal(found.view(torch.int32).numpy(), expected.view(np.int32))
+        for tensor in new.values():
+            np.testing.assert_array_equal(tensor.view(torch.int32).numpy(), expected.view(np.int32))
 
 
 def test_moved_tensors_keep_their_types_and_share_no_memory() -> None:
@@ -186,7 +187,7 @@ def test_moved_tensors_keep_their_types_and_share_no_memory() -> None:
     assert [set(tensor.flatten().tolist()) for tensor in new.values()] == [{4.0}, {3.0}, {3.0}, {3.0}]
 
 
-def numbered(done: list[int], number: int, *, good: bool) -> Callable[[], bool]:
+def make_job(done: list[int], number: int, *, good: bool) -> Callable[[], bool]:
     def job() -> bool:
         done.append(number)
         return good
@@ -197,14 +198,14 @@ def numbered(done: list[int], number: int, *, good: bool) -> Callable[[], bool]:
 @pytest.mark.parametrize("thread_count", [1, 3])
 def test_all_jobs_are_run_once(thread_count: int) -> None:
     done: list[int] = []
-    run_until_one_fails([numbered(done, number, good=True) for number in range(500)], thread_count)
+    run_until_one_fails([make_job(done, number, good=True) for number in range(500)], thread_count)
     assert sorted(done) == list(range(500))
 
 
 @pytest.mark.parametrize("thread_count", [1, 3])
 def test_few_jobs_are_started_after_one_that_fails(thread_count: int) -> None:
     done: list[int] = []
-    run_until_one_fails([numbered(done, number, good=number == 0) for number in range(500)], thread_count)
+    run_until_one_fails([make_job(done, number, good=number == 0) for number in range(500)], thread_count)
     assert done[:2] == [0, 1] or thread_count > 1
     assert len(done) <= 1 + thread_count
 

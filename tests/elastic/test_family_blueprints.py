@@ -1,4 +1,4 @@
-"""What a blueprint reads off a module: what is tied to what, under which name, of which role, at how many places."""
+"""Declarations derived from modules: tied axes, names, roles and numbers of positions."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_a_step_belongs_to_a_block_that_can_be_left_out() -> None:
 
 
 class Gate(nn.Module):
-    """A layer of ours with a tensor of two dimensions."""
+    """A custom layer with a tensor of two dimensions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def test_a_network_may_have_a_single_block(norm: Literal["none", "batch"]) -> No
 
 
 def test_attention_computes_with_plain_numbers() -> None:
-    # What a module hands to an operator ends in a program; a size that knows its axis is for declaring alone.
+    # Arguments of operators end up in programs; sizes that know their axis are for declarations only.
     network = network_of(DECODER)
     module = module_of(DECODER.blueprint(), network.local(network.full_architecture()))
     attention = [layer for layer in module.modules() if isinstance(layer, Attention)]

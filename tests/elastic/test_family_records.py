@@ -1,4 +1,4 @@
-"""Families' settings: each record has its own and no others, is read by its name, and checks itself without PyTorch."""
+"""Settings of families: each record has only its own, is read by its name, and is checked without PyTorch."""
 
 import dataclasses
 import subprocess
@@ -32,9 +32,11 @@ print(len(FAMILIES), len(PRESETS))
 
 @pytest.mark.slow
 def test_no_registered_family_or_network_is_broken_and_none_loads_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", TORCH_FREE], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert [int(count) for count in done.stdout.split()] == [len(FAMILIES), len(PRESETS)]
+    process = subprocess.run(
+        [sys.executable, "-c", TORCH_FREE], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
+    assert [int(count) for count in process.stdout.split()] == [len(FAMILIES), len(PRESETS)]
     assert len(FAMILIES) >= 12
 
 
@@ -47,7 +49,7 @@ def test_a_record_comes_back_from_plain_data(config: Family) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "others"),
+    ("config", "foreign"),
     [
         (RESNET, {"heads": (1, 1)}),
         (RESNET, {"squeezed_widths": (1, 1)}),
@@ -63,14 +65,14 @@ def test_a_record_comes_back_from_plain_data(config: Family) -> None:
         (preset("mobilenet_v2", input_shape=(3, 32, 32), class_count=10), {"squeezed_widths": (1, 1, 1)}),
     ],
 )
-def test_a_family_has_no_setting_of_another(config: Family, others: dict[str, object]) -> None:
-    with pytest.raises(ProtocolError, match=f"{next(iter(others))} is an unknown key"):
-        from_plain(OPEN, {**to_plain(config), **to_plain(others)})
+def test_a_family_has_no_setting_of_another(config: Family, foreign: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError, match=f"{next(iter(foreign))} is an unknown key"):
+        from_plain(OPEN, {**to_plain(config), **to_plain(foreign)})
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, *TOKEN_CONFIGS], ids=lambda config: config.TYPE)
 def test_a_record_refuses_what_no_network_can_have(config: Family) -> None:
-    for change, said in (
+    for change, words in (
         ({"class_count": 0}, "class_count is 0"),
         ({"input_shape": ()}, "input_shape"),
         ({"depths": (0,) * len(config.depths)}, r"depths\[0\] is 0, but must be 1 or more"),
@@ -78,5 +80,5 @@ def test_a_record_refuses_what_no_network_can_have(config: Family) -> None:
         ({"widths": (-4,) * len(config.depths)}, r"widths\[0\] is -4, but must be 1 or more"),
         ({"norm": "batches"}, "norm is 'batches'"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=words):
             dataclasses.replace(config, **change)

@@ -1,4 +1,4 @@
-"""Cells of NAS-Bench-201: which edges take part, which nodes have a width of their own, and what is none."""
+"""Cells of NAS-Bench-201: the edges in use, the nodes with their own width, and invalid genotypes."""
 
 import itertools
 
@@ -14,25 +14,25 @@ from subfleet.protocol.errors import ConfigError
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
 
 
-def written(operations: tuple[str, ...]) -> str:
+def format_genotype(operations: tuple[str, ...]) -> str:
     a, b, c, d, e, f = operations
     return f"|{a}~0|+|{b}~0|{c}~1|+|{d}~0|{e}~1|{f}~2|"
 
 
 @pytest.mark.slow
 def test_every_cell_of_the_benchmark_is_read_or_gives_nothing() -> None:
-    """All 15,625, against the ways from the first node to the last that there are."""
+    """All 15,625 cells, against the paths from the first node to the last."""
     ends = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
-    ways = [((0, 3),), ((0, 1), (1, 3)), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))]
+    paths = [((0, 3),), ((0, 1), (1, 3)), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))]
     for operations in itertools.product(OPERATIONS, repeat=6):
-        there = {pair: one for pair, one in zip(ends, operations, strict=True) if one != "none"}
-        living = {pair for way in ways if there.keys() >= set(way) for pair in way}
-        if not living:
+        present = {pair: operation for pair, operation in zip(ends, operations, strict=True) if operation != "none"}
+        used = {pair for path in paths if present.keys() >= set(path) for pair in path}
+        if not used:
             with pytest.raises(ConfigError, match="does not depend on its input"):
-                edges_of(written(operations))
+                edges_of(format_genotype(operations))
             continue
-        edges = edges_of(written(operations))
-        assert {(edge.source, edge.target): edge.operation for edge in edges} == {pair: there[pair] for pair in living}
+        edges = edges_of(format_genotype(operations))
+        assert {(edge.source, edge.target): edge.operation for edge in edges} == {pair: present[pair] for pair in used}
         assert all(before.target <= after.target for before, after in itertools.pairwise(edges))
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_genotype_is_refused(wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "narrow", "passing"),
+    ("genotype", "narrow", "passing"),
     [
         (STAND_IN, [{1}, {2}], True),
         ("|nor_conv_1x1~0|+|none~0|skip_connect~1|+|skip_connect~0|none~1|nor_conv_3x3~2|", [{1, 2}], True),
@@ -64,15 +64,15 @@ def test_what_is_no_genotype_is_refused(wrong: str) -> None:
         ("|nor_conv_3x3~0|+|none~0|none~1|+|none~0|nor_conv_3x3~1|none~2|", [{1}], False),
     ],
 )
-def test_widths_and_identities_follow_from_the_edges(cell: str, narrow: list[set[int]], passing: bool) -> None:
-    edges = edges_of(cell)
+def test_widths_and_identities_follow_from_the_edges(genotype: str, narrow: list[set[int]], passing: bool) -> None:
+    edges = edges_of(genotype)
     assert [set(group) for group in narrow_nodes(edges)] == narrow
     assert is_passing(edges) == passing
-    config = NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4, 8), depths=(2, 2), cell=cell)
+    config = NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4, 8), depths=(2, 2), cell=genotype)
     network = network_of(config)
-    cells = {one.name: one for one in list_cells(network)}
-    assert [len(one.axes) for one in cells.values()] == [len(narrow), len(narrow), 1, len(narrow)]
-    assert {can_deepen(network, one) for one in cells.values()} == {passing}
+    cells = {cell.name: cell for cell in list_cells(network)}
+    assert [len(cell.axes) for cell in cells.values()] == [len(narrow), len(narrow), 1, len(narrow)]
+    assert {can_deepen(network, cell) for cell in cells.values()} == {passing}
 
 
 def test_a_cell_becomes_wider_inside_alone() -> None:

@@ -1,4 +1,4 @@
-"""How far changes may go follows from the largest weight of the model, whatever its sign."""
+"""The limit of changes follows from the largest magnitude of the weights."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A block is inserted: all others keep their names, first weights and, as a submodel, what they compute."""
+"""Inserting a block keeps the names, first weights and, as a submodel, the outputs of all others."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,14 @@ from subfleet.protocol.submodel import Architecture
 
 EVERY = (*CONFIGS, *TOKEN_CONFIGS, DENSE["grouped fcn"])
 IDENTITIES = tuple(config for config in EVERY if config.TYPE in ("mlp", "preact_resnet")) + TRANSFORMERS
-"""Those whose blocks have weights that start at 0."""
+"""Networks with blocks that have weights initialised to 0."""
 OPEN: Any = AnyFamily
 _declared = cache(network_of)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A network, the numbers that its sections got in turn, and what became of it."""
+    """A network before and after growth, and the names of the inserted blocks in turn."""
 
     before: Family
     after: Family
@@ -50,14 +50,14 @@ class Growth:
 
 @st.composite
 def growths(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Growth:
-    """Any network of ours with up to four blocks inserted anywhere."""
+    """Any network, with up to four blocks inserted anywhere."""
     before = after = draw(st.sampled_from(configs))
     names: list[str] = []
     for _ in range(draw(st.integers(1, 4))):
         section = draw(st.integers(0, len(after.depths) - 1))
-        own = block_numbers(after)[section]
-        after_number = draw(st.sampled_from(own))
-        names.append(f"section{section}.block{max(own) + 1}")
+        numbers = block_numbers(after)[section]
+        after_number = draw(st.sampled_from(numbers))
+        names.append(f"section{section}.block{max(numbers) + 1}")
         after = insert_block(after, section=section, after=after_number)
     return Growth(before=before, after=after, names=tuple(names))
 
@@ -77,7 +77,7 @@ def test_all_others_keep_their_names_and_no_number_is_given_twice(growth: Growth
     assert len({*growth.names, *known}) == len(growth.names) + len(known)
     assert [block for block in after.blocks if block.name in known] == [*before.blocks]
     assert {block.name for block in after.blocks} == known.union(growth.names)
-    # Shape, axes, role, block and places of all that was there, in its order.
+    # Shapes, axes, roles, blocks and positions of all old tensors, in their order.
     old = [decl for decl in after.tensors.values() if decl.name in before.tensors]
     assert old == [*before.tensors.values()]
     assert [axis for axis in after.axes.values() if axis.name in before.axes] == [*before.axes.values()]
@@ -85,7 +85,7 @@ def test_all_others_keep_their_names_and_no_number_is_given_twice(growth: Growth
     assert {decl.part for decl in new} == set(growth.names)
     used = {factor for decl in before.tensors.values() for factors in decl.factors for factor in factors}
     assert not used & (after.axes.keys() - before.axes.keys())
-    assert [one for one in after.products if one.part not in growth.names] == [*before.products]
+    assert [product for product in after.products if product.part not in growth.names] == [*before.products]
 
 
 @pytest.mark.slow
@@ -107,33 +107,32 @@ def outputs(network: Network, architecture: Architecture, state: Mapping[str, Te
     module = build_module(network, architecture)
     module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
     with torch.no_grad():
-        found: Tensor = module.train(training)(inputs_of(network))
-    return found
+        result: Tensor = module.train(training)(inputs_of(network))
+    return result
 
 
-def settled(network: Network, seed: int) -> dict[str, Tensor]:
-    """Any weights, small enough that float32 tells differences of a hundred thousandth."""
-    found = random_state(network, seed)
-    return {name: found[name] * (0.3 if len(decl.shape) > 1 else 1) for name, decl in network.tensors.items()}
+def draw_small_state(network: Network, seed: int) -> dict[str, Tensor]:
+    """Random weights, small enough that float32 resolves relative differences of 1e-5."""
+    state = random_state(network, seed)
+    return {name: state[name] * (0.3 if len(decl.shape) > 1 else 1) for name, decl in network.tensors.items()}
 
 
 @pytest.mark.slow
 @relaxed
 @given(st.data(), growths())
 def test_a_submodel_without_the_new_blocks_is_the_network_before(data: st.DataObject, growth: Growth) -> None:
-    """An architecture of before keeps its meaning, whatever it keeps of axes and blocks, in evaluation and in
-    training."""
+    """Old architectures keep their meaning, whatever axes and blocks they keep, in evaluation and in training."""
     before, after = _declared(growth.before), network_of(growth.after)
     architecture = data.draw(architectures(before))
     assert after.shapes(architecture) == before.shapes(architecture)
-    grown = settled(after, 1)
+    grown = draw_small_state(after, 1)
     state = {name: grown[name] for name in before.tensors}
-    now, then = extract(after, architecture, grown), extract(before, architecture, state)
-    assert [*now] == [*then]
-    assert all(torch.equal(now[name], then[name]) for name in then)
+    local_after, local_before = extract(after, architecture, grown), extract(before, architecture, state)
+    assert [*local_after] == [*local_before]
+    assert all(torch.equal(local_after[name], local_before[name]) for name in local_before)
     for training in (False, True):
-        found = outputs(after, architecture, now, training=training)
-        assert torch.equal(found, outputs(before, architecture, then, training=training))
+        result = outputs(after, architecture, local_after, training=training)
+        assert torch.equal(result, outputs(before, architecture, local_before, training=training))
 
 
 @pytest.mark.slow
@@ -141,12 +140,12 @@ def test_a_submodel_without_the_new_blocks_is_the_network_before(data: st.DataOb
 @given(growths(IDENTITIES))
 def test_new_blocks_that_start_as_the_identity_keep_outputs(growth: Growth) -> None:
     before, after = _declared(growth.before), network_of(growth.after)
-    state = settled(before, 2)
+    state = draw_small_state(before, 2)
     grown = {**init_state(after, 3), **state}
     for training in (False, True):
-        then = outputs(before, before.full_architecture(), state, training=training)
-        now = outputs(after, after.full_architecture(), grown, training=training)
-        torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
+        expected = outputs(before, before.full_architecture(), state, training=training)
+        actual = outputs(after, after.full_architecture(), grown, training=training)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.slow
@@ -157,36 +156,36 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
     size = size_in(after, before)
     assert size.blocks == tuple(block.name for block in before.blocks)
     if all(can_be_identity(after, name) for name in growth.names):
-        replication = Replication.drawn(after, size, random.Random(1))
-        local = settled(before, 5)
+        replication = Replication.draw(after, size, random.Random(1))
+        local = draw_small_state(before, 5)
         grown = replication.grow(local, init_state(after, 2))
-        then = outputs(before, before.full_architecture(), local, training=False)
-        now = outputs(after, after.full_architecture(), grown, training=False)
-        torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
+        expected = outputs(before, before.full_architecture(), local, training=False)
+        actual = outputs(after, after.full_architecture(), grown, training=False)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
         down = replication.down(grown)
         assert all(torch.equal(down[name], tensor) for name, tensor in local.items())
     else:
         with pytest.raises(ConfigError, match="so it cannot be the identity"):
-            Replication.drawn(after, size, random.Random(1))
+            Replication.draw(after, size, random.Random(1))
     for families in ((growth.before, growth.after), (growth.after, growth.before)):
         assert network_of(unite_families(families)) == replace(after, config=unite_families(families))
 
 
 def test_unions_go_by_numbers_and_not_by_places() -> None:
     first = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(2,), hidden_widths=(4, 8))
-    one = replace(insert_block(first, section=0, after=0), hidden_widths=(4, 12, 8))
+    grown = replace(insert_block(first, section=0, after=0), hidden_widths=(4, 12, 8))
     other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
     assert unite_families([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
     with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in contradictory orders"):
-        unite_families([one, other])
+        unite_families([grown, other])
     beside = replace(first, depths=(3,), block_numbers=((0, 1, 5),), hidden_widths=(4, 4, 4))
-    assert unite_families([one, beside]) == replace(
+    assert unite_families([grown, beside]) == replace(
         first, depths=(4,), block_numbers=((0, 2, 1, 5),), hidden_widths=(4, 12, 8, 4)
     )
-    assert unite_families([one]) == one
-    # What a network leaves open is as wide as its section.
-    open_ones = replace(first, hidden_widths=(), widths=(16,))
-    assert unite_families([open_ones, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
+    assert unite_families([grown]) == grown
+    # Unspecified widths are those of the section.
+    unspecified = replace(first, hidden_widths=(), widths=(16,))
+    assert unite_families([unspecified, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
     swapped = replace(first, depths=(3,), hidden_widths=(), block_numbers=((0, 2, 1),))
     with pytest.raises(ConfigError, match=r"'section0\.block1'\], but there the order is \['section0\.block1'"):
         size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))
@@ -228,22 +227,22 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "place", "said"),
+    ("config", "position", "words"),
     [
         (MLP, {"section": 3, "after": 0}, r"into section 3, but the network has sections 0 to 2"),
         (MLP, {"section": -1, "after": 0}, r"into section -1, but"),
         (MLP, {"section": 0, "after": 2}, r"after number 2 of section 0, which has the numbers \[0, 1\]"),
     ],
 )
-def test_what_cannot_be_inserted_is_one_sentence(config: Family, place: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        insert_block(config, **place)
+def test_what_cannot_be_inserted_is_one_sentence(config: Family, position: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        insert_block(config, **position)
 
 
 def test_a_family_that_does_not_number_blocks_is_told_so() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Towers:
-        """Another package's."""
+        """A family of another package."""
 
         TYPE = "towers"
         depths: tuple[int, ...] = (2,)
@@ -265,26 +264,26 @@ def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
 def test_numbers_that_no_blocks_can_have_are_refused(config: Family) -> None:
-    whole = block_numbers(config)
-    for numbers in ((*whole, (0,)), ((*whole[0], 9), *whole[1:])):
+    all_numbers = block_numbers(config)
+    for numbers in ((*all_numbers, (0,)), ((*all_numbers[0], 9), *all_numbers[1:])):
         with pytest.raises(ConfigError, match="must be empty or have one number for each block"):
             replace(config, block_numbers=numbers)
     longer = insert_block(config, section=0, after=0)
     own, *rest = block_numbers(longer)
-    for first, said in (
+    for first, words in (
         ((*own[:-1], -1), r"block_numbers\[0\]\[.\] is -1, but must be 0 or more"),
         ((*own[:-1], own[0]), r"block_numbers\[0\] names 0 more than once"),
         (own[::-1], "must begin with 0"),
         ((7, *own[1:]), "must begin with 0"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=words):
             replace(longer, block_numbers=(first, *rest))
     with pytest.raises(ProtocolError, match="block_numbers"):
         from_plain(OPEN, {**to_plain(config), "block_numbers": [[0, "1"]]})
 
 
 GROWN = insert_block(insert_block(RESNET, section=1, after=0), section=0, after=0)
-"""Numbered 0, 2, 1 and 0, 3, 1, 2."""
+"""Its blocks are numbered 0, 2, 1 and 0, 3, 1, 2."""
 
 
 def test_spaces_keep_the_first_blocks_by_their_places() -> None:
@@ -295,8 +294,8 @@ def test_spaces_keep_the_first_blocks_by_their_places() -> None:
     sizes = {architecture.name: architecture for architecture in uniform_space(network, (1,))}
     assert sizes["w1 d2-3"].blocks == ("section0.block2", "section1.block3", "section1.block1")
     space = search_space(network, (0.5, 1), width="section", depth="section")
-    for place in (space.smallest, space.largest):
-        assert space.genes_of(space.architecture(place)) == space.canonical(place)
+    for genes in (space.smallest, space.largest):
+        assert space.genes_of(space.architecture(genes)) == space.canonical(genes)
     (gene,) = (gene for gene in space.genes if gene.name == "section1 channel")
     assert {f"section1.block{number}.inner" for number in range(4)} <= set(gene.axes)
     (depth,) = (gene for gene in space.genes if gene.name == "section1 depth")
@@ -310,9 +309,9 @@ def test_spaces_keep_the_first_blocks_by_their_places() -> None:
 
 def test_the_last_block_that_is_kept_stands_for_those_behind_it() -> None:
     network = network_of(GROWN)
-    found = graft(network, Architecture(blocks=("section1.block3", "section1.block1")))
-    assert found.sources["section1.block2.layer1.weight"] == "section1.block1.layer1.weight"
-    assert found.sources["section1.block3.layer1.weight"] == "section1.block3.layer1.weight"
+    grafted = graft(network, Architecture(blocks=("section1.block3", "section1.block1")))
+    assert grafted.sources["section1.block2.layer1.weight"] == "section1.block1.layer1.weight"
+    assert grafted.sources["section1.block3.layer1.weight"] == "section1.block3.layer1.weight"
 
 
 def test_steps_and_halvings_stay_where_they_were() -> None:

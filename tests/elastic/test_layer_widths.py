@@ -1,4 +1,4 @@
-"""Chains whose layers have widths of their own: what is left out, what grows, what is copied, and unions of them."""
+"""Chains with a width for each layer: leaving layers out, growing, copying, and unions."""
 
 import random
 from collections.abc import Sequence
@@ -37,17 +37,17 @@ VGG = Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(3,), norm="
 NARROWING = replace(VGG, widths=(3,), layer_widths=(6, 4, 3))
 _declared = cache(network_of)
 few = examples(6)
-"""For tests that declare many networks."""
+"""Few examples, for tests that declare many networks."""
 
 
 @st.composite
 def chains(draw: st.DrawFn, kind: type[Chain], norm: str) -> Chain:
-    """Any small chain, with or without widths of layers; sections have any numbers in one order."""
+    """Any small chain, with or without layer widths; the block numbers of a section ascend."""
     sections = [[0, *sorted(draw(st.sets(st.integers(1, 4), max_size=3)))] for _ in range(2)]
     depths = tuple(map(len, sections))
     layers = draw(st.lists(st.integers(1, 4), min_size=sum(depths), max_size=sum(depths)))
     widths = tuple(2 * width for width in layers)
-    given: bool = draw(st.booleans())
+    has_layer_widths: bool = draw(st.booleans())
     last = (widths[depths[0] - 1], widths[-1])
     return kind(
         input_shape=(1, 13, 6),
@@ -56,41 +56,47 @@ def chains(draw: st.DrawFn, kind: type[Chain], norm: str) -> Chain:
         depths=depths,
         norm=norm,  # type: ignore[arg-type]  # one of the two below
         group_size=2,
-        block_numbers=() if all(own == [*range(len(own))] for own in sections) else tuple(map(tuple, sections)),
-        layer_widths=widths if given else (),
+        block_numbers=()
+        if all(numbers == [*range(len(numbers))] for numbers in sections)
+        else tuple(map(tuple, sections)),
+        layer_widths=widths if has_layer_widths else (),
     )
 
 
 @st.composite
 def families(draw: st.DrawFn) -> list[Chain]:
-    """One to three of one kind, which differ in sizes alone."""
+    """One to three chains of one kind that differ only in sizes."""
     kind, norm = draw(st.sampled_from([Vgg, DsCnn])), draw(st.sampled_from(["none", "batch"]))
     return draw(st.lists(chains(kind, norm), min_size=1, max_size=3))
 
 
 def weights_of(network: Network, seed: int) -> dict[str, Tensor]:
-    found = {name: 0.5 * tensor.double() for name, tensor in random_state(network, seed).items()}
-    kept = ("variance", "gain")
-    return {name: one.abs() + 0.5 if network.tensors[name].role in kept else one for name, one in found.items()}
+    state = {name: 0.5 * tensor.double() for name, tensor in random_state(network, seed).items()}
+    roles = ("variance", "gain")
+    return {
+        name: tensor.abs() + 0.5 if network.tensors[name].role in roles else tensor for name, tensor in state.items()
+    }
 
 
 def outputs(network: Network, state: dict[str, Tensor]) -> Tensor:
     module = build_module(network, network.full_architecture()).double()
     module.load_state_dict(state)
     with torch.no_grad():
-        found: Tensor = module.eval()(inputs_of(network, 3).double())
-    return found
+        result: Tensor = module.eval()(inputs_of(network, 3).double())
+    return result
 
 
 def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
-    """P1 and P2: the larger network computes what the smaller one does, and gives it back."""
+    """P1 and P2: the larger network has the outputs of the smaller one, and gives its weights back."""
     size = size_in(larger, smaller)
     assert is_replicable(larger, size)
-    replication = Replication.drawn(larger, size, random.Random(seed))
+    replication = Replication.draw(larger, size, random.Random(seed))
     local = weights_of(smaller, seed)
     grown = replication.grow(local, init_state(larger, seed))
-    then = outputs(smaller, local)
-    torch.testing.assert_close(outputs(larger, grown), then, rtol=1e-12, atol=1e-12 * max(1.0, float(then.abs().max())))
+    expected = outputs(smaller, local)
+    torch.testing.assert_close(
+        outputs(larger, grown), expected, rtol=1e-12, atol=1e-12 * max(1.0, float(expected.abs().max()))
+    )
     down = replication.down(grown)
     assert down.keys() == local.keys()
     for name, tensor in local.items():
@@ -102,8 +108,8 @@ def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
 @given(families())
 def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members: list[Chain]) -> None:
     network = network_of(unite_families(members))
-    for one in members:
-        smaller = network_of(one)
+    for member in members:
+        smaller = network_of(member)
         size = size_in(network, smaller)
         assert [*network.shapes(size).values()] == [decl.shape for decl in smaller.tensors.values()]
         network.check(size)
@@ -119,12 +125,12 @@ def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], ch
     assert unite_families(chance.sample(members, len(members))) == union
     rest = unite_families(members[1:] or members)
     assert unite_families([members[0], rest]) == union, "which is also where the rest is a size of it"
-    assert bool(union.layer_widths) == any(one.layer_widths for one in members)
-    assert union.widths == tuple(max(parts) for parts in zip(*(one.widths for one in members), strict=True))
+    assert bool(union.layer_widths) == any(member.layer_widths for member in members)
+    assert union.widths == tuple(max(parts) for parts in zip(*(member.widths for member in members), strict=True))
 
 
 def test_a_union_has_no_more_than_its_members_need() -> None:
-    """Where a network lacks a layer, that carries what the network passes on there."""
+    """A layer that a network lacks must carry the channels that the network passes on there."""
     short = replace(VGG, depths=(1,), widths=(8,), layer_widths=())
     union = unite_families([VGG, short])
     assert union == replace(VGG, widths=(8,), layer_widths=(8, 8, 8))
@@ -132,8 +138,8 @@ def test_a_union_has_no_more_than_its_members_need() -> None:
     assert unite_families([short, replace(short, depths=(3,), widths=(4,))]) == replace(short, depths=(3,))
     inner = replace(VGG, layer_widths=(2, 2, 10), widths=(10,))
     assert unite_families([VGG, inner]) == replace(inner, layer_widths=(4, 6, 10))
-    heard = DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(8,), depths=(1,), norm="none")
-    assert unite_families([heard, replace(heard, widths=(4,), stem_width=6)]) == replace(heard, stem_width=8)
+    ds_cnn = DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(8,), depths=(1,), norm="none")
+    assert unite_families([ds_cnn, replace(ds_cnn, widths=(4,), stem_width=6)]) == replace(ds_cnn, stem_width=8)
 
 
 def test_where_no_layer_has_a_width_of_its_own_all_is_as_it_was() -> None:
@@ -148,20 +154,20 @@ def test_where_no_layer_has_a_width_of_its_own_all_is_as_it_was() -> None:
 def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own() -> None:
     together = replace(VGG, layer_widths=())
     apart = replace(VGG, layer_widths=(4, 4, 4))
-    one, other = network_of(together), network_of(apart)
-    assert {name: decl.shape for name, decl in one.tensors.items()} == {
-        name: decl.shape for name, decl in other.tensors.items()
+    tied, untied = network_of(together), network_of(apart)
+    assert {name: decl.shape for name, decl in tied.tensors.items()} == {
+        name: decl.shape for name, decl in untied.tensors.items()
     }
-    state = weights_of(one, 1)
-    assert torch.equal(outputs(one, state), outputs(other, state))
-    assert [*other.axes] == [*(f"section0.block{number}.width" for number in range(3)), "class"]
-    assert size_in(one, other) == replace(one.full_architecture(), name="") == size_in(other, one)
+    state = weights_of(tied, 1)
+    assert torch.equal(outputs(tied, state), outputs(untied, state))
+    assert [*untied.axes] == [*(f"section0.block{number}.width" for number in range(3)), "class"]
+    assert size_in(tied, untied) == replace(tied.full_architecture(), name="") == size_in(untied, tied)
     assert not has_section_widths(apart)
-    # What has layers of two widths is a size of the one whose layers are apart, and of no other.
+    # A network with layers of different widths is a size only of the network with an axis for each layer.
     narrow = network_of(replace(VGG, layer_widths=(2, 3, 4)))
-    size_in(other, narrow)
+    size_in(untied, narrow)
     with pytest.raises(ConfigError, match=r"its layers of section 0 have \[2, 3, 4\] channels, but there all have"):
-        size_in(one, narrow)
+        size_in(tied, narrow)
 
 
 def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size() -> None:
@@ -171,7 +177,7 @@ def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         (
             {"layer_widths": (4, 6)},
@@ -185,8 +191,8 @@ def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size
         ({"norm": "group"}, r"widths are \(4, 4, 6, 4\), but must be multiples of group_size 4"),
     ],
 )
-def test_widths_that_no_layers_can_have_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_widths_that_no_layers_can_have_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         replace(VGG, **changes)
 
 
@@ -223,8 +229,8 @@ def test_spaces_leave_out_layers_only_where_both_sides_keep_the_same() -> None:
     }  # fmt: skip
     assert network.sizes(space["w1 d2"])["section0.block0.width"] == 6
     assert network.sizes(space["w1 d1"])["section0.block0.width"] == 3
-    for one in (VGG, NARROWING, *LAYERED.values()):
-        declared = network_of(one)
+    for config in (VGG, NARROWING, *LAYERED.values()):
+        declared = network_of(config)
         for architecture in uniform_space(declared, (0.25, 0.5, 0.75, 1)):
             declared.check(architecture)
     space_of = search_space(network)
@@ -232,7 +238,7 @@ def test_spaces_leave_out_layers_only_where_both_sides_keep_the_same() -> None:
         "section0.block0.width", "section0.block1.width", "section0.block2.width", "section0.block1", "section0.block2",
     ]  # fmt: skip
     listed = [space_of.architecture(genes) for genes in space_of.enumerate()]
-    # Every width of each layer; of two layers or three between which one is left out, every width that all can have.
+    # Every width of each layer; where layers between others are left out, every width that all those can have.
     assert (
         len(listed) == len({architecture.architecture_id for architecture in listed}) == 6 * 4 * 3 + 4 * 3 + 6 * 3 + 3
     )
@@ -241,8 +247,8 @@ def test_spaces_leave_out_layers_only_where_both_sides_keep_the_same() -> None:
 def _lacks_the_last_of_two(network: Network, architecture: Architecture) -> bool:
     pairs = pairwise(network.blocks)
     return any(
-        one.section == two.section and one.name in architecture.blocks and two.name not in architecture.blocks
-        for one, two in pairs
+        first.section == second.section and first.name in architecture.blocks and second.name not in architecture.blocks
+        for first, second in pairs
     )
 
 
@@ -263,17 +269,17 @@ def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
 def test_a_cell_becomes_wider_by_itself() -> None:
     assert widen_cells(VGG, ["section0.block1"], 1.5) == replace(VGG, layer_widths=(4, 9, 4))
     assert widen_cells(VGG, ["section0.block2"], 1.5) == replace(VGG, widths=(6,), layer_widths=(4, 6, 6))
-    heard = LAYERED["layered ds_cnn"]
-    assert isinstance(heard, DsCnn)
-    grown = widen_cells(heard, ["section0.block1"], 1.5)  # the last of its section, by whose width the stem is told
-    assert grown == replace(heard, widths=(12, 12), stem_width=8, layer_widths=(4, 12, 12, 16, 12))
-    (cell,) = (cell for cell in list_cells(network_of(heard)) if cell.name == "section0.block2")
-    deeper = deepen_cell(heard, cell)
+    ds_cnn = LAYERED["layered ds_cnn"]
+    assert isinstance(ds_cnn, DsCnn)
+    grown = widen_cells(ds_cnn, ["section0.block1"], 1.5)  # the last layer of its section; the stem keeps the old width
+    assert grown == replace(ds_cnn, widths=(12, 12), stem_width=8, layer_widths=(4, 12, 12, 16, 12))
+    (cell,) = (cell for cell in list_cells(network_of(ds_cnn)) if cell.name == "section0.block2")
+    deeper = deepen_cell(ds_cnn, cell)
     assert (deeper.depths, deeper.block_numbers) == ((4, 2), ((0, 2, 3, 1), (0, 1)))
     assert deeper.layer_widths == (4, 12, 12, 8, 16, 12)
     flat = replace(VGG, widths=(4, 4), depths=(1, 1), layer_widths=(4, 4))
     assert insert_block(flat, section=0, after=0).layer_widths == (4, 4, 4)
-    # The last layer gives what its section does, which the next one reads.
+    # The last layer has the width of its section, which the next section reads.
     with pytest.raises(
         ConfigError, match=r"widths are \(4,\), but must be \(8,\), the widths of the sections' last layers"
     ):
@@ -287,7 +293,7 @@ def test_sizes_of_layers_are_settings_of_their_own() -> None:
     assert derive_settings(network, size) == replace(VGG, widths=(2,), layer_widths=(3, 6, 2))
 
 
-def copied_into(numbers: Sequence[int], smaller: tuple[int, ...], larger: tuple[int, ...], norm: Any) -> None:
+def check_copied_into(numbers: Sequence[int], smaller: tuple[int, ...], larger: tuple[int, ...], norm: Any) -> None:
     config = replace(VGG, norm=norm, widths=larger[-1:], depths=(len(larger),), layer_widths=larger)
     small = replace(
         config, widths=smaller[-1:], depths=(len(smaller),), layer_widths=smaller, block_numbers=(tuple(numbers),)
@@ -298,10 +304,10 @@ def copied_into(numbers: Sequence[int], smaller: tuple[int, ...], larger: tuple[
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_layers_that_are_lacking_pass_on_what_the_smaller_network_has(norm: str) -> None:
-    copied_into((0, 2), (4, 6), (4, 7, 6), norm)  # wider than what it reads
-    copied_into((0, 3), (3, 6), (4, 7, 5, 6), norm)  # several behind each other
-    copied_into((0,), (3,), (3, 7, 5), norm)
-    copied_into((0, 1), (5, 2), (5, 3, 8), norm)  # the last of its section
+    check_copied_into((0, 2), (4, 6), (4, 7, 6), norm)  # wider than what it reads
+    check_copied_into((0, 3), (3, 6), (4, 7, 5, 6), norm)  # several in a row
+    check_copied_into((0,), (3,), (3, 7, 5), norm)
+    check_copied_into((0, 1), (5, 2), (5, 3, 8), norm)  # the last of its section
     for kind in (Vgg, DsCnn):
         wide = kind(
             input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(3, 2), norm=norm,  # type: ignore[arg-type]
@@ -317,23 +323,27 @@ def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
     network = _declared(largest)
     names = ("vgg13", "vgg14", "vgg15", "vgg16", "vgg16_wider", "vgg17", "vgg18", "vgg19", "vgg19_wider")
     members: list[Any] = [getattr(presets, name).settings for name in names]
-    for name, one in zip(names, members, strict=True):
-        assert sum(one.depths) + 3 == int(name.removeprefix("vgg").partition("_")[0]), "three fully connected end a VGG"
-        assert is_replicable(network, size_in(network, _declared(one)))
+    for name, member in zip(names, members, strict=True):
+        assert sum(member.depths) + 3 == int(name.removeprefix("vgg").partition("_")[0]), (
+            "three fully connected end a VGG"
+        )
+        assert is_replicable(network, size_in(network, _declared(member)))
     assert unite_families(members) == largest
     assert sorted(largest.layer_widths, reverse=True)[:2] == [1024, 512]
     counts = [
-        _declared(one).parameter_count(_declared(one).full_architecture()) for one in members if not one.layer_widths
+        _declared(member).parameter_count(_declared(member).full_architecture())
+        for member in members
+        if not member.layer_widths
     ]
     assert counts == sorted(counts)
 
 
 def test_a_block_that_reads_what_is_no_axis_is_refused() -> None:
     blueprint = VGG.blueprint()
-    (block, *others) = blueprint.blocks
+    (block, *other_blocks) = blueprint.blocks
     for wrong in (replace(block, reads=""), replace(block, gives="section9")):
         with pytest.raises(ConfigError, match="but must name two axes or none"):
-            declare(VGG, replace(blueprint, blocks=(wrong, *others)))
+            declare(VGG, replace(blueprint, blocks=(wrong, *other_blocks)))
 
 
 def test_every_setting_of_a_chain_is_one_of_the_other_or_told_apart() -> None:

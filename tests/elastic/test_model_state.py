@@ -1,4 +1,4 @@
-"""What a run keeps of its model, as one flat mapping and back."""
+"""The model state of a run, packed into one flat mapping and unpacked."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_its_bytes_are_those_of_all_its_tensors() -> None:
     assert STATE.tensor_bytes == 5 * 4
     whole = STATE.with_network("m1", other)
     assert whole.tensor_bytes == 5 * 4 + 5 * 4 + 3 * 8
-    assert whole.tensor_bytes == sum(one.nbytes for name, one in pack_state(whole).items() if "json" not in name)
+    assert whole.tensor_bytes == sum(tensor.nbytes for name, tensor in pack_state(whole).items() if "json" not in name)
 
 
 def test_what_is_no_packed_state_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""FedADP's printed way from a larger network to a smaller one."""
+"""FedADP's conversion of a larger network into a smaller one, as printed."""
 
 import random
 from dataclasses import replace
@@ -14,16 +14,16 @@ SMALL = Mlp(input_shape=(5,), class_count=4, widths=(4,), depths=(1,), norm="non
 LARGE = replace(SMALL, widths=(8,))
 
 
-def narrowing() -> Narrowing:
+def make_narrowing() -> Narrowing:
     network = network_of(LARGE)
-    return Narrowing(replication=Replication.drawn(network, size_in(network, network_of(SMALL)), random.Random(1)))
+    return Narrowing(replication=Replication.draw(network, size_in(network, network_of(SMALL)), random.Random(1)))
 
 
 def test_what_reads_the_neurons_that_are_cut_is_shared_out_among_those_that_stay() -> None:
-    """Algorithm 3 on a layer's readers; what computes neurons is that of the first ones."""
-    way = narrowing()
-    state = {name: torch.randn(decl.shape) for name, decl in way.replication.network.tensors.items()}
-    small = way.down(state)
+    """Algorithm 3 for the weights that read a layer; the layer itself keeps its first neurons."""
+    narrowing = make_narrowing()
+    state = {name: torch.randn(decl.shape) for name, decl in narrowing.replication.network.tensors.items()}
+    small = narrowing.down(state)
     head, stem = state["head.weight"], state["stem.weight"]
     torch.testing.assert_close(small["head.weight"], head[:, :4] + head[:, 4:].sum(1, keepdim=True) / 4)
     assert torch.equal(small["stem.weight"], stem[:4])
@@ -31,9 +31,9 @@ def test_what_reads_the_neurons_that_are_cut_is_shared_out_among_those_that_stay
 
 
 def test_a_change_comes_back_as_by_copies_and_down_after_up_is_another_network() -> None:
-    way = narrowing()
+    narrowing = make_narrowing()
     own = {name: torch.randn(decl.shape) for name, decl in network_of(SMALL).tensors.items()}
-    up = way.up(own)
-    assert all(torch.equal(tensor, way.replication.up(own)[name]) for name, tensor in up.items())
-    assert way.key != way.replication.key
-    assert not torch.allclose(way.down(up)["head.weight"], own["head.weight"])
+    up = narrowing.up(own)
+    assert all(torch.equal(tensor, narrowing.replication.up(own)[name]) for name, tensor in up.items())
+    assert narrowing.key != narrowing.replication.key
+    assert not torch.allclose(narrowing.down(up)["head.weight"], own["head.weight"])

@@ -15,7 +15,7 @@ from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.protocol.errors import ConfigError
 
 
-def published_as(name: str) -> Family:
+def load_published(name: str) -> Family:
     network: presets.PublishedNetwork = getattr(presets, name)
     return network.settings
 
@@ -30,14 +30,14 @@ def parameter_count(network: Network) -> int:
     [
         # kuangliu/pytorch-cifar's PreActResNet18 has 11,171,146, without the last norm's 1,024.
         ("resnet18", 11_171_146 + 1_024),
-        # The same code's VGG, less the biases of convolutions, which norms take away again: one for each channel.
+        # The VGG of the same code, without the biases of convolutions, which norms cancel: one for each channel.
         ("vgg11", 9_231_114 - 2_752),
         ("vgg13", 9_416_010 - 2_944),
         ("vgg16", 14_728_266 - 4_224),
         ("vgg19", 20_040_522 - 5_504),
-        # MLPerf Tiny's has 23,756 that are trained, with 9 x 64 such biases.
+        # MLPerf Tiny's has 23,756 trained parameters, including 9 x 64 such biases.
         ("ds_cnn", 23_756 - 576),
-        # NATS-Bench tells 1.289 million of this cell, architecture 9930.
+        # NATS-Bench states 1.289 million for this cell, architecture 9930.
         ("nas_bench_201", 1_288_506),
         # torchvision 0.24, models with 1,000 classes.
         ("mobilenet_v2", 3_504_872),
@@ -46,12 +46,12 @@ def parameter_count(network: Network) -> int:
         ("efficientnet_v2_s", 21_458_488),
         # DeiT-Ti at 224x224 with 1,000 classes.
         ("vit_tiny", 5_717_416),
-        # LEAF's with 80 symbols has one bias a gate and layer, PyTorch two.
+        # LEAF's with 80 symbols has one bias for each gate and layer, PyTorch two.
         ("char_lstm", 817_872 + 2 * 1_024),
     ],
 )
 def test_presets_are_as_large_as_published(name: str, published: int) -> None:
-    assert parameter_count(network_of(published_as(name))) == published
+    assert parameter_count(network_of(load_published(name))) == published
 
 
 @pytest.mark.slow
@@ -63,13 +63,13 @@ def test_presets_are_as_large_as_published(name: str, published: int) -> None:
         ("mobilenet_v3_small", 56_510_400),
         ("mobilenet_v3_large", 216_589_760),
         ("efficientnet_v2_s", 2_849_895_872),
-        # The same at 32x32 with 10 classes, with a stem of 3x3 without a step, and without pooling behind it.
+        # The same at 32x32 with 10 classes, with a 3x3 stem of stride 1, and without pooling after it.
         ("resnet18", 555_422_720),
         ("resnet34", 1_159_402_496),
     ],
 )
 def test_presets_are_as_costly_as_published(name: str, published: int) -> None:
-    network = network_of(published_as(name))
+    network = network_of(load_published(name))
     ((_, macs),) = Costs(network).of([network.full_architecture()])
     assert macs == published
 
@@ -87,25 +87,25 @@ def test_presets_are_as_costly_as_published(name: str, published: int) -> None:
 )
 def test_convolutions_of_residual_networks_are_as_large_as_published(name: str, published: int) -> None:
     # torchvision's networks normalise after their convolutions, have another stem and 1,000 classes.
-    config = published_as(name)
+    config = load_published(name)
     assert isinstance(config, PreactResNet)
     bottleneck = config.block == "bottleneck"
     normed = 64
     for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         inside = 2 * (width // 4) + width if bottleneck else 2 * width
         normed += depth * inside + (width if section or bottleneck else 0)
-    theirs = published - 64 * 3 * 7 * 7 - 2 * normed - (config.widths[-1] + 1) * 1000
+    expected = published - 64 * 3 * 7 * 7 - 2 * normed - (config.widths[-1] + 1) * 1000
     network = network_of(config)
-    ours = sum(
+    actual = sum(
         math.prod(decl.shape)
         for decl in network.tensors.values()
         if decl.role in ("weight", "residual") and decl.name.startswith("section")
     )
-    assert ours == theirs
+    assert actual == expected
     assert len(network.blocks) == sum(depth - 1 for depth in config.depths)
 
 
-def halvings(network: Network) -> float:
+def count_halvings(network: Network) -> float:
     last = [decl.positions for decl in network.tensors.values() if len(decl.shape) == 4][-1]
     return math.log2(math.prod(network.config.input_shape[1:]) / last) / 2
 
@@ -123,8 +123,8 @@ def halvings(network: Network) -> float:
     ],
 )
 def test_small_images_are_halved_less_often(name: str, small: int, large: int) -> None:
-    assert halvings(network_of(preset(name, input_shape=(3, 32, 32), class_count=10))) == small
-    assert halvings(network_of(preset(name, input_shape=(3, 128, 128), class_count=10))) == large
+    assert count_halvings(network_of(preset(name, input_shape=(3, 32, 32), class_count=10))) == small
+    assert count_halvings(network_of(preset(name, input_shape=(3, 128, 128), class_count=10))) == large
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
 @pytest.mark.parametrize(
     ("cell", "parameters", "forward_macs"),
     [
-        # As NATS-Bench's `get_cost_info` tells of CIFAR-10: 0.802426 million, and 113.95137 with the head's biases.
+        # NATS-Bench's `get_cost_info` for CIFAR-10: 0.802426 million, and 113.95137 with the biases of the head.
         (
             "|skip_connect~0|+|none~0|nor_conv_3x3~1|+|avg_pool_3x3~0|nor_conv_3x3~1|nor_conv_3x3~2|",
             802_426,
@@ -182,7 +182,7 @@ SMALL_IMAGES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SMALL_IMAGES, "ds_cnn", "char_lstm", "decoder_small"])
 def test_a_preset_gives_logits_and_a_gradient_to_every_parameter(name: str) -> None:
-    config = preset(name, input_shape=(3, 32, 32), class_count=10) if name in SMALL_IMAGES else published_as(name)
+    config = preset(name, input_shape=(3, 32, 32), class_count=10) if name in SMALL_IMAGES else load_published(name)
     network = network_of(config)
     module = build_module(network, network.full_architecture())
     generator = torch.Generator().manual_seed(1)
@@ -197,7 +197,7 @@ def test_a_preset_gives_logits_and_a_gradient_to_every_parameter(name: str) -> N
     assert logits.shape == (2, *tokens, config.class_count)
     # A fixed random direction: the plain sum's gradient vanishes before a norm.
     (logits * torch.randn(logits.shape, generator=generator)).sum().backward()
-    without = [
+    without_gradient = [
         name for name, parameter in module.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ]
-    assert without == []
+    assert without_gradient == []

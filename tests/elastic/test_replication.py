@@ -1,4 +1,4 @@
-"""Widening, deepening, narrowing and union as one pair of maps: up keeps outputs, and down after up is the identity."""
+"""Widening, deepening and unions as one pair of maps: up keeps outputs, and down after up is the identity."""
 
 import random
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from subfleet.testing.submodels import tie_axes
 
 EVERY = (*CONFIGS, *LAYERED.values(), *TOKEN_CONFIGS)
 CHAINS = ("vgg", "ds_cnn")
-"""Families whose new blocks pass on what they read, and do not add to it."""
+"""Families in which a new block passes its input on, without a residual connection."""
 _declared = cache(network_of)
 
 
-def can_be_copied(network: Network) -> list[str]:
+def list_copyable_axes(network: Network) -> list[str]:
     summed = {axis for product in network.products for axis in product.summed}
     return [
         name
@@ -41,29 +41,29 @@ def can_be_copied(network: Network) -> list[str]:
     ]
 
 
-def can_be_identities(network: Network) -> list[str]:
+def list_identity_blocks(network: Network) -> list[str]:
     return [block.name for block in network.blocks if can_be_identity(network, block.name)]
 
 
 @st.composite
 def replications(draw: st.DrawFn) -> Replication:
-    """Any axes of any network of ours cut to any size, without any of the blocks that can be the identity."""
+    """Any axes of any network cut to any size, without any of the blocks that can be the identity."""
     network = _declared(draw(st.sampled_from(EVERY)))
     cut = {}
-    for name in can_be_copied(network):
+    for name in list_copyable_axes(network):
         axis = network.axes[name]
         groups = draw(st.integers(1, axis.size // axis.granularity))
-        if network.config.norm == "layer" and axis.kind == "embed":  # a norm over all of it measures every copy
-            groups = draw(st.sampled_from([one for one in range(1, axis.size + 1) if axis.size % one == 0]))
+        if network.config.norm == "layer" and axis.kind == "embed":  # a norm over the whole axis counts every copy
+            groups = draw(st.sampled_from([divisor for divisor in range(1, axis.size + 1) if axis.size % divisor == 0]))
         if groups * axis.granularity < axis.size:
             cut[name] = Prefix(size=groups * axis.granularity)
-    left_out = {name for name in can_be_identities(network) if draw(st.booleans())}
+    left_out = {name for name in list_identity_blocks(network) if draw(st.booleans())}
     blocks = tuple(block.name for block in network.blocks if block.name not in left_out)
     size = network.size_of(tie_axes(network, Architecture(axes=tuple(sorted(cut.items())), blocks=blocks)))
-    return Replication.drawn(network, size, draw(st.randoms(use_true_random=False)))
+    return Replication.draw(network, size, draw(st.randoms(use_true_random=False)))
 
 
-def drawn_state(network: Network, size: Architecture) -> dict[str, Tensor]:
+def draw_state(network: Network, size: Architecture) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     state = {name: 0.5 * torch.randn(shape, generator=generator) for name, shape in network.shapes(size).items()}
     return {
@@ -79,8 +79,8 @@ def outputs(network: Network, size: Architecture, state: Mapping[str, Tensor], *
     symbols = network.symbols
     inputs = torch.randint(symbols, shape, generator=generator) if symbols else torch.randn(shape, generator=generator)
     with torch.no_grad():
-        found = module.double().train(training)(inputs if symbols else inputs.double())
-    prediction: Tensor = found[-1] if isinstance(found, tuple) else found
+        result = module.double().train(training)(inputs if symbols else inputs.double())
+    prediction: Tensor = result[-1] if isinstance(result, tuple) else result
     return prediction
 
 
@@ -89,12 +89,12 @@ def outputs(network: Network, size: Architecture, state: Mapping[str, Tensor], *
 @given(replication=replications())
 def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication) -> None:
     network, size = replication.network, replication.size
-    local = drawn_state(network, size)
+    local = draw_state(network, size)
     grown = replication.grow(local, init_state(network, 5))
     assert {name: tuple(tensor.shape) for name, tensor in grown.items()} == network.shapes(network.full_architecture())
     for training in (False, True):
         if training and (network.config.scaler or (replication.lacking and network.config.TYPE in CHAINS)):
-            continue  # a scaler tells a submodel from the whole network while it trains, and a batch is no statistic
+            continue  # in training, scalers depend on the width, and the norms of new blocks use the batch
         before = outputs(network, size, local, training=training)
         after = outputs(network, network.full_architecture(), grown, training=training)
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5 * float(before.abs().max()))
@@ -105,11 +105,11 @@ def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication
 @given(replication=replications())
 def test_down_after_up_is_the_identity_and_up_after_down_moves_once(replication: Replication) -> None:
     network = replication.network
-    local = drawn_state(network, replication.size)
+    local = draw_state(network, replication.size)
     grown = replication.up(local)
     for name, tensor in replication.down(grown).items():
-        torch.testing.assert_close(tensor, local[name], rtol=2e-7, atol=0)  # to the last bit of a division
-    whole = drawn_state(network, network.full_architecture())
+        torch.testing.assert_close(tensor, local[name], rtol=2e-7, atol=0)  # up to the last bit of a division
+    whole = draw_state(network, network.full_architecture())
     once = replication.up(replication.down(whole))
     twice = replication.up(replication.down(once))
     for name in once:
@@ -122,33 +122,33 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
     names = ("section0.block1.inner", "section0.stream")
     halved = tuple((name, Prefix(size=network.axes[name].size // 2)) for name in names)
     size = Architecture(axes=halved, blocks=network.full_architecture().blocks)
-    replication = Replication.drawn(network, size, random.Random(2))
+    replication = Replication.draw(network, size, random.Random(2))
     assert {source.count(index) for source in replication.sources.values() for index in source} == {2}
-    local = drawn_state(network, size)
-    found = replication.down(replication.up(local))
-    assert all(torch.equal(found[name], local[name]) for name in local)
+    local = draw_state(network, size)
+    restored = replication.down(replication.up(local))
+    assert all(torch.equal(restored[name], local[name]) for name in local)
 
 
 def test_both_ways_are_linear_so_that_changes_go_them_too() -> None:
     network = _declared(MLP)
     size = Architecture(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_architecture().blocks)
-    replication = Replication.drawn(network, size, random.Random(2))
-    one, other = drawn_state(network, size), init_state(network, 1)
-    local = extract(network, size, other)
-    added = replication.up({name: one[name] + local[name] for name in one})
-    parts = [replication.up(state) for state in (one, local)]
+    replication = Replication.draw(network, size, random.Random(2))
+    first, full_state = draw_state(network, size), init_state(network, 1)
+    local = extract(network, size, full_state)
+    added = replication.up({name: first[name] + local[name] for name in first})
+    parts = [replication.up(state) for state in (first, local)]
     for name, tensor in added.items():
         torch.testing.assert_close(tensor, parts[0][name] + parts[1][name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> None:
-    """The kernel takes it as an update of what the smaller network holds; blocks that it lacks stay."""
+    """The aggregation takes it as an update of the smaller submodel; blocks that this lacks do not change."""
     network = _declared(RESNET)
     axes = (("section0.block1.inner", Prefix(size=4)),)
     blocks = tuple(block.name for block in network.blocks)[:-1]
-    replication = Replication.drawn(network, Architecture(axes=axes, blocks=blocks), random.Random(2))
+    replication = Replication.draw(network, Architecture(axes=axes, blocks=blocks), random.Random(2))
     state = init_state(network, 1)
-    change = drawn_state(network, replication.size)
+    change = draw_state(network, replication.size)
     accumulator = Accumulator(network, state, total_weight=4.0)
     up = replication.up(change)
     accumulator.add(replication.moved, up, 1.0)
@@ -161,14 +161,14 @@ def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> Non
 
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=lambda config: config.TYPE)
 def test_nobody_trains_and_nothing_moves(config: Family) -> None:
-    """What went down and was not changed gives a change of nothing, whatever the larger network was before."""
+    """A smaller network that does not change gives a change of zero, whatever the larger network was before."""
     network = _declared(config)
-    name = can_be_copied(network)[0]
+    name = list_copyable_axes(network)[0]
     axis = network.axes[name]
     size = Architecture(axes=((name, Prefix(size=axis.granularity)),), blocks=network.full_architecture().blocks)
-    replication = Replication.drawn(network, size, random.Random(2))
+    replication = Replication.draw(network, size, random.Random(2))
     received = replication.down(init_state(network, 1))
-    up = replication.up({one: tensor - tensor for one, tensor in received.items()})
+    up = replication.up({key: tensor - tensor for key, tensor in received.items()})
     assert not any(tensor.any() for tensor in up.values())
 
 
@@ -192,7 +192,7 @@ def test_a_copy_that_leaves_one_out_or_splits_a_group_is_refused(source: tuple[i
 def test_a_block_that_cannot_be_the_identity_is_refused() -> None:
     network = network_of(Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(2,), norm="group"))
     with pytest.raises(ConfigError, match="no layer that passes its input on, so it cannot be the identity"):
-        Replication.drawn(network, Architecture(), random.Random(1))
+        Replication.draw(network, Architecture(), random.Random(1))
 
 
 def test_a_union_is_the_smallest_network_that_holds_all() -> None:
@@ -202,12 +202,12 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
     assert isinstance(union, Mlp)
     assert (union.widths, union.depths) == ((8, 10, 12), (3, 1, 2))
     network = network_of(union)
-    for one in (wide, deep):
-        smaller = network_of(one)
+    for config in (wide, deep):
+        smaller = network_of(config)
         size = size_in(network, smaller)
         assert network.shapes(size) == {name: decl.shape for name, decl in smaller.tensors.items()}
-        local = drawn_state(network, size)
-        replication = Replication.drawn(network, size, random.Random(1))
+        local = draw_state(network, size)
+        replication = Replication.draw(network, size, random.Random(1))
         grown = replication.grow(local, init_state(network, 2))
         before = outputs(smaller, smaller.full_architecture(), local, training=False)
         after = outputs(network, network.full_architecture(), grown, training=False)
@@ -216,15 +216,15 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("others", "words"),
     [
         ([replace(MLP, group_size=1)], "differ in group_size"),
         ([RESNET], "families mlp, preact_resnet have no union"),
         ([replace(MLP, widths=(8, 6), depths=(1, 1))], "different lengths"),
     ],
 )
-def test_what_has_no_union_is_one_sentence(others: list[Family], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_has_no_union_is_one_sentence(others: list[Family], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         unite_families([MLP, *others])
 
 

@@ -22,9 +22,8 @@ ALL = [kind() for kind in SERVER_OPTIMISERS.values()]
 Round = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 
 
-def one_round(seed: int, device: torch.device, old: Mapping[str, Tensor] | None = None) -> Round:
-    """An old model, an aggregated one, and what was held: about half of it; elsewhere the aggregated one has the old
-    bits."""
+def draw_round(seed: int, device: torch.device, old: Mapping[str, Tensor] | None = None) -> Round:
+    """An old model, an aggregated one, and the held elements, about half; all others have their old bits."""
     generator = torch.Generator().manual_seed(seed)
     names = ("layer.weight", "norm.running_mean")
     before = dict(old) if old else {name: torch.randn(4, 6, generator=generator).to(device) for name in names}
@@ -40,14 +39,14 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int32)
 
 
-@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings.TYPE)
 def test_what_was_not_trained_keeps_the_bits_of_weight_and_moments(
     settings: AnyServerOptimiser, device: torch.device
 ) -> None:
-    old, aggregated, held = one_round(0, device)
+    old, aggregated, held = draw_round(0, device)
     model, moments = settings.step(old, aggregated, held, {})
     for seed in range(1, 4):
-        before, aggregated, held = one_round(seed, device, model)
+        before, aggregated, held = draw_round(seed, device, model)
         after, next_moments = settings.step(before, aggregated, held, moments)
         for name, mask in held.items():
             assert torch.equal(bits(after[name])[~mask], bits(before[name])[~mask])
@@ -58,18 +57,19 @@ def test_what_was_not_trained_keeps_the_bits_of_weight_and_moments(
 
 
 def test_without_momentum_and_with_rate_1_it_is_federated_averaging_bit_by_bit(device: torch.device) -> None:
-    old, aggregated, held = one_round(0, device)
-    # A mean change whose float64 value loses the aggregated one.
+    old, aggregated, held = draw_round(0, device)
+    # A mean change from which float64 arithmetic does not restore the aggregated value.
     old["layer.weight"][1], aggregated["layer.weight"][1] = 1.0, 1e-20
     held["layer.weight"][1] = True
     new, _ = ServerMomentum(momentum=0.0).step(old, aggregated, held, {})
     assert have_same_bits(
-        {name: one.cpu() for name, one in new.items()}, {name: one.cpu() for name, one in aggregated.items()}
+        {name: tensor.cpu() for name, tensor in new.items()},
+        {name: tensor.cpu() for name, tensor in aggregated.items()},
     )
 
 
 def test_adam_with_a_second_moment_of_1_is_federated_averaging() -> None:
-    old, aggregated, held = one_round(0, torch.device("cpu"))
+    old, aggregated, held = draw_round(0, torch.device("cpu"))
     ones = {"square": {name: torch.ones_like(tensor) for name, tensor in old.items()}}
     settings = ServerAdam(learning_rate=1.0, beta1=0.0, beta2=1.0, tau=1e-30)
     new, moments = settings.step(old, aggregated, held, ones)
@@ -78,7 +78,7 @@ def test_adam_with_a_second_moment_of_1_is_federated_averaging() -> None:
 
 
 def test_steps_are_those_of_the_paper() -> None:
-    """Two rounds of one element, by hand."""
+    """Two rounds of one element, computed by hand."""
     rate, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
     changes = (0.5, -0.2)
 
@@ -105,29 +105,31 @@ def test_steps_are_those_of_the_paper() -> None:
     assert model["w"].item() == pytest.approx(2.0 + 0.5 + (0.5 * 0.5 - 0.2))
 
 
-@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings.TYPE)
 def test_running_statistics_take_the_plain_mean_and_have_no_moments(settings: AnyServerOptimiser) -> None:
-    old, aggregated, held = one_round(0, torch.device("cpu"))
+    old, aggregated, held = draw_round(0, torch.device("cpu"))
     new, moments = settings.step(old, aggregated, held, {}, buffers={"norm.running_mean"})
     assert have_same_bits({"a": new["norm.running_mean"]}, {"a": aggregated["norm.running_mean"]})
     assert all(tensors.keys() == {"layer.weight"} for tensors in moments.values())
 
 
-@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings.TYPE)
 def test_a_round_without_any_change_moves_no_bit(settings: AnyServerOptimiser) -> None:
-    old, _, held = one_round(0, torch.device("cpu"))
+    old, _, held = draw_round(0, torch.device("cpu"))
     new, _ = settings.step(old, old, held, {})
     assert have_same_bits(new, old)
 
 
-@pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings.TYPE)
 def test_a_step_writes_to_none_of_its_arguments(settings: AnyServerOptimiser) -> None:
-    old, aggregated, held = one_round(0, torch.device("cpu"))
+    old, aggregated, held = draw_round(0, torch.device("cpu"))
     _, moments = settings.step(old, aggregated, held, {})
-    copies = [{name: tensor.clone() for name, tensor in one.items()} for one in (old, aggregated, *moments.values())]
+    copies = [
+        {name: tensor.clone() for name, tensor in tensors.items()} for tensors in (old, aggregated, *moments.values())
+    ]
     settings.step(old, aggregated, held, moments)
-    for one, copy in zip((old, aggregated, *moments.values()), copies, strict=True):
-        assert have_same_bits(one, copy)
+    for tensors, copy in zip((old, aggregated, *moments.values()), copies, strict=True):
+        assert have_same_bits(tensors, copy)
 
 
 def test_settings_are_read_from_plain_data() -> None:

@@ -22,8 +22,8 @@ from subfleet.testing.submodels import find_held_elements
 RATES = (0.25, 0.5, 0.75, 1)
 
 
-PLACES = tuple(itertools.product((*CONFIGS, *LAYERED.values()), range(4)))
-"""A network's settings, and which of its spaces."""
+SPACE_KEYS = tuple(itertools.product((*CONFIGS, *LAYERED.values()), range(4)))
+"""The settings of a network, and the number of one of its spaces."""
 
 
 @cache
@@ -37,8 +37,8 @@ def spaces_of(config: Family) -> tuple[SearchSpace, ...]:
     )
 
 
-def space_at(place: tuple[Family, int]) -> SearchSpace:
-    config, number = place
+def space_at(key: tuple[Family, int]) -> SearchSpace:
+    config, number = key
     return spaces_of(config)[number]
 
 
@@ -47,7 +47,7 @@ relaxed = examples(25)
 
 @st.composite
 def spaces_and_genes(draw: st.DrawFn, count: int) -> tuple[SearchSpace, list[tuple[int, ...]]]:
-    space = space_at(draw(st.sampled_from(PLACES)))
+    space = space_at(draw(st.sampled_from(SPACE_KEYS)))
     vectors = st.tuples(*(st.integers(0, most) for most in space.largest))
     return space, [draw(vectors) for _ in range(count)]
 
@@ -70,12 +70,12 @@ def test_genes_make_a_submodel_of_the_network_and_come_back_from_it(
 def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
     config = next(config for config in CONFIGS if config.TYPE == "mobilenet_v3")
     space = search_space(network_of(config), RATES, width="section", depth="section")
-    place = next(place for place, gene in enumerate(space.genes) if gene.name == "section2 squeeze")
-    alike = {
-        space.architecture((*space.smallest[:place], option, *space.smallest[place + 1 :])).architecture_id
+    index = next(index for index, gene in enumerate(space.genes) if gene.name == "section2 squeeze")
+    ids = {
+        space.architecture((*space.smallest[:index], option, *space.smallest[index + 1 :])).architecture_id
         for option in (2, 3)
     }
-    assert len(alike) == 1, "the options differ in a dropped block alone"
+    assert len(ids) == 1, "the options differ in a dropped block alone"
 
 
 @pytest.mark.slow
@@ -88,9 +88,9 @@ def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[
     assert all(bool((large[name] | ~small[name]).all()) for name in space.network.tensors)
 
 
-@pytest.mark.parametrize("place", PLACES[:4])
-def test_a_space_reaches_from_its_smallest_to_the_whole_network(place: tuple[Family, int]) -> None:
-    space = space_at(place)
+@pytest.mark.parametrize("key", SPACE_KEYS[:4])
+def test_a_space_reaches_from_its_smallest_to_the_whole_network(key: tuple[Family, int]) -> None:
+    space = space_at(key)
     assert space.architecture(space.largest).architecture_id == space.network.full_architecture().architecture_id
     counts = [space.network.parameter_count(space.architecture(genes)) for genes in (space.smallest, space.largest)]
     rng = Random(0)
@@ -149,9 +149,9 @@ def test_submodels_of_other_spaces_are_refused() -> None:
         space.genes_of(Architecture(name="no blocks"))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_draws_follow_from_the_seed(place: tuple[Family, int]) -> None:
-    space = space_at(place)
+@pytest.mark.parametrize("key", SPACE_KEYS)
+def test_draws_follow_from_the_seed(key: tuple[Family, int]) -> None:
+    space = space_at(key)
     assert space.random(Random(7)) == space.random(Random(7))
 
 
@@ -172,9 +172,9 @@ def test_kernels_are_cut_to_centres() -> None:
         tensors={"w": decl},
     )  # fmt: skip
     space = search_space(network, (1,), kernels=True)
-    kept = {dict(space.architecture(genes).axes).get("kernel") for genes in space.enumerate()}
-    assert kept == {Centre(size=3), Centre(size=5), None}
-    # A kernel of a dropped block means nothing: with the block there are three, without it one.
+    index_sets = {dict(space.architecture(genes).axes).get("kernel") for genes in space.enumerate()}
+    assert index_sets == {Centre(size=3), Centre(size=5), None}
+    # The kernel of a dropped block has no effect: three submodels have the block, one does not.
     assert len(list(space.enumerate())) == 4
     assert all(gene.name != "kernel" for gene in search_space(network, (1,)).genes)
 
@@ -182,7 +182,7 @@ def test_kernels_are_cut_to_centres() -> None:
 def test_a_uniform_space_of_many_sections_stays_small() -> None:
     config = Mlp(input_shape=(3,), class_count=2, widths=(4,) * 10, depths=(5,) * 9 + (3,))
     space = uniform_space(network_of(config), (0.5, 1))
-    # Ten sections of up to five blocks have millions of depths; five shares of all of them are left.
+    # Ten sections of up to five blocks have millions of depths; five fractions of all of them remain.
     assert len(space) == 5
     names = [architecture.name.partition(" d")[2] for architecture in space]
     assert names[0] == "-".join("1" * 10)

@@ -34,7 +34,7 @@ ROBUST: list[AnyRobustAggregation] = [CoordinateMedian(), TrimmedMean(fraction=0
 EVERY: list[AnyRobustAggregation] = [*ROBUST, NormClipping(max_norm=1e9)]
 
 
-def reading(changes: Sequence[Change]) -> ReadChanges:
+def read_from(changes: Sequence[Change]) -> ReadChanges:
     return lambda name: [change.get(name) for change in changes]
 
 
@@ -42,13 +42,13 @@ def stack(state: Change, members: Sequence[StackMember], read: ReadChanges) -> S
     return Stack(network=NETWORK, state=state, members=members, read=read)
 
 
-def merged(
-    merge: AnyRobustAggregation, state: Change, architectures: Sequence[Architecture], changes: Sequence[Change]
+def aggregate(
+    aggregation: AnyRobustAggregation, state: Change, architectures: Sequence[Architecture], changes: Sequence[Change]
 ) -> Change:
     members = [
-        StackMember(architecture=architecture, weight=1.0 + place) for place, architecture in enumerate(architectures)
+        StackMember(architecture=architecture, weight=1.0 + index) for index, architecture in enumerate(architectures)
     ]
-    return aggregate_robustly(merge, stack(state, members, reading(changes)))
+    return aggregate_robustly(aggregation, stack(state, members, read_from(changes)))
 
 
 def mixed_architectures(network: Network) -> list[Architecture]:
@@ -57,27 +57,27 @@ def mixed_architectures(network: Network) -> list[Architecture]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_identical_updates_give_that_update(merge: AnyRobustAggregation, device: torch.device) -> None:
+@pytest.mark.parametrize("aggregation", EVERY, ids=lambda aggregation: aggregation.TYPE)
+def test_identical_updates_give_that_update(aggregation: AnyRobustAggregation, device: torch.device) -> None:
     state = {name: tensor.to(device) for name, tensor in random_state(NETWORK, 0).items()}
     change = {name: tensor.to(device) for name, tensor in random_change(NETWORK, FULL, 1).items()}
-    new = merged(merge, state, [FULL] * 5, [change] * 5)
+    new = aggregate(aggregation, state, [FULL] * 5, [change] * 5)
     for name, tensor in new.items():
         torch.testing.assert_close(tensor, state[name] + change[name], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("merge", ROBUST, ids=lambda one: one.TYPE)
-def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: AnyRobustAggregation) -> None:
+@pytest.mark.parametrize("aggregation", ROBUST, ids=lambda aggregation: aggregation.TYPE)
+def test_an_outlier_moves_nothing_beyond_the_honest_range(aggregation: AnyRobustAggregation) -> None:
     state = {name: torch.zeros(decl.shape) for name, decl in NETWORK.tensors.items()}
     honest = [random_change(NETWORK, FULL, seed) for seed in range(6)]
     outlier = {name: tensor * 1e6 for name, tensor in random_change(NETWORK, FULL, 9).items()}
-    new = merged(merge, state, [FULL] * 7, [*honest[:3], outlier, *honest[3:]])
+    new = aggregate(aggregation, state, [FULL] * 7, [*honest[:3], outlier, *honest[3:]])
     for name, tensor in new.items():
-        stack = torch.stack([change[name] for change in honest])
-        assert bool((tensor >= stack.amin(dim=0)).all())
-        assert bool((tensor <= stack.amax(dim=0)).all())
-    # With the plain mean it would.
-    mean = merged(NormClipping(max_norm=1e12), state, [FULL] * 7, [*honest[:3], outlier, *honest[3:]])
+        stacked = torch.stack([change[name] for change in honest])
+        assert bool((tensor >= stacked.amin(dim=0)).all())
+        assert bool((tensor <= stacked.amax(dim=0)).all())
+    # With the plain mean it does.
+    mean = aggregate(NormClipping(max_norm=1e12), state, [FULL] * 7, [*honest[:3], outlier, *honest[3:]])
     assert mean["head.weight"].abs().max() > 1000
 
 
@@ -85,14 +85,14 @@ def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: AnyRobustAggreg
 def test_medians_and_trimmed_means_agree_with_numpy(count: int) -> None:
     state = {name: torch.zeros(decl.shape) for name, decl in NETWORK.tensors.items()}
     changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
-    medians = merged(CoordinateMedian(), state, [FULL] * count, changes)
+    medians = aggregate(CoordinateMedian(), state, [FULL] * count, changes)
     # Exactly one of three, four and five values, and two of eight, are cut at either end.
-    trimmed = merged(TrimmedMean(fraction=0.2), state, [FULL] * count, changes)
+    trimmed = aggregate(TrimmedMean(fraction=0.2), state, [FULL] * count, changes)
     cut = {3: 1, 4: 1, 5: 1, 8: 2}[count]
     for name in state:
-        stack = np.stack([change[name].double().numpy() for change in changes])
-        np.testing.assert_allclose(medians[name].numpy(), np.median(stack, axis=0), rtol=1e-6, atol=1e-7)
-        oracle = np.sort(stack, axis=0)[cut : count - cut].mean(axis=0)
+        stacked = np.stack([change[name].double().numpy() for change in changes])
+        np.testing.assert_allclose(medians[name].numpy(), np.median(stacked, axis=0), rtol=1e-6, atol=1e-7)
+        oracle = np.sort(stacked, axis=0)[cut : count - cut].mean(axis=0)
         np.testing.assert_allclose(trimmed[name].numpy(), oracle, rtol=1e-6, atol=1e-7)
 
 
@@ -102,8 +102,8 @@ def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_
     architectures = mixed_architectures(NETWORK)
     state = random_state(NETWORK, 0)
     changes = [random_change(NETWORK, architecture, seed) for seed, architecture in enumerate(architectures)]
-    merge = from_plain(CoordinateMedian, {"least_clients": 4, "otherwise": otherwise})
-    new = merged(merge, state, architectures, changes)
+    aggregation = from_plain(CoordinateMedian, {"least_clients": 4, "otherwise": otherwise})
+    new = aggregate(aggregation, state, architectures, changes)
     held = [find_held_elements(NETWORK, architecture) for architecture in architectures]
     few = 0
     for name, old in state.items():
@@ -112,9 +112,9 @@ def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_
             if name in change:
                 tensor_maps(NETWORK, architecture)[name].scatter(change[name].double(), target)
         for index in np.ndindex(*old.shape):
-            holders = [place for place in range(len(architectures)) if held[place][name][index]]
-            values = [full[place][index].item() for place in holders]
-            weights = [1.0 + place for place in holders]
+            holders = [client for client in range(len(architectures)) if held[client][name][index]]
+            values = [full[client][index].item() for client in holders]
+            weights = [1.0 + client for client in holders]
             if len(holders) >= 4:
                 expected = old[index].item() + float(np.median(values))
             elif otherwise == "stay" or not holders:
@@ -127,35 +127,37 @@ def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_
     assert few or otherwise == "mean"
 
 
-@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: AnyRobustAggregation) -> None:
+@pytest.mark.parametrize("aggregation", EVERY, ids=lambda aggregation: aggregation.TYPE)
+def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(aggregation: AnyRobustAggregation) -> None:
     narrow = uniform_space(NETWORK, (0.5,))[0]
     state = random_state(NETWORK, 0)
     for tensor in state.values():
         tensor.view(-1)[0] = -0.0
     before = {name: tensor.clone() for name, tensor in state.items()}
     zeros = {name: torch.zeros(shape) for name, shape in NETWORK.shapes(narrow).items()}
-    assert have_same_bits(merged(merge, state, [narrow] * 4, [zeros] * 4), state)
-    new = merged(merge, state, [narrow] * 4, [random_change(NETWORK, narrow, seed) for seed in range(4)])
+    assert have_same_bits(aggregate(aggregation, state, [narrow] * 4, [zeros] * 4), state)
+    new = aggregate(aggregation, state, [narrow] * 4, [random_change(NETWORK, narrow, seed) for seed in range(4)])
     for name, held in find_held_elements(NETWORK, narrow).items():
         assert torch.equal(new[name].view(torch.int32)[~held], state[name].view(torch.int32)[~held])
     assert have_same_bits(state, before)
 
 
-@pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=1e9)], ids=lambda m: m.TYPE)
-def test_the_order_of_clients_changes_no_bit(merge: AnyRobustAggregation) -> None:
+@pytest.mark.parametrize(
+    "aggregation", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=1e9)], ids=lambda m: m.TYPE
+)
+def test_the_order_of_clients_changes_no_bit(aggregation: AnyRobustAggregation) -> None:
     state = {"head.weight": torch.zeros(NETWORK.tensors["head.weight"].shape)}
     changes: list[Change] = []
     for seed in range(3):
-        # The large ones cancel out, so that the rounding of float64 sums shows in what is left.
+        # Large changes cancel out, so that the rounding of float64 sums shows in the rest.
         large, small = random_change(NETWORK, FULL, seed, scale=1e4), random_change(NETWORK, FULL, seed + 9, scale=1e-8)
         changes += [large, {name: -tensor for name, tensor in large.items()}, small]
     members = [StackMember(architecture=FULL, weight=0.1)] * len(changes)
-    expected = aggregate_robustly(merge, stack(state, members, reading(changes)))
+    expected = aggregate_robustly(aggregation, stack(state, members, read_from(changes)))
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(len(changes))
-        turned = stack(state, members, reading([changes[place] for place in order]))
-        assert have_same_bits(aggregate_robustly(merge, turned), expected)
+        shuffled = stack(state, members, read_from([changes[index] for index in order]))
+        assert have_same_bits(aggregate_robustly(aggregation, shuffled), expected)
 
 
 @pytest.mark.slow
@@ -171,13 +173,13 @@ def test_krum_chooses_as_brute_force_does() -> None:
     }
     for seed in range(5):
         changes = [
-            random_change(NETWORK, architecture, 10 * seed + place) for place, architecture in enumerate(architectures)
+            random_change(NETWORK, architecture, 10 * seed + index) for index, architecture in enumerate(architectures)
         ]
         changes[seed] = {name: tensor * 3 for name, tensor in changes[seed].items()}
-        # What one client alone or a few hold says nothing of their distance from the others.
+        # Elements that not all clients hold do not count for distances.
         maps = tensor_maps(NETWORK, architectures[1])
-        for name, one in changes[1].items():
-            changes[1][name] = torch.where(maps[name].extract(common[name]), one, 100 * one)
+        for name, client_tensor in changes[1].items():
+            changes[1][name] = torch.where(maps[name].extract(common[name]), client_tensor, 100 * client_tensor)
         vectors = []
         for architecture, change in zip(architectures, changes, strict=True):
             values = []
@@ -190,47 +192,49 @@ def test_krum_chooses_as_brute_force_does() -> None:
         for vector in vectors:
             distances = sorted(float(np.sum((vector - other) ** 2)) for other in vectors if other is not vector)
             scores.append(sum(distances[: len(architectures) - 1 - 2]))
-        best = sorted(sorted(range(len(architectures)), key=lambda place: scores[place])[: len(architectures) - 1])
-        merge = MultiKrum(malicious_count=1)
-        assert choose_by_krum(merge, stack(state, members, reading(changes))) == best
+        best = sorted(sorted(range(len(architectures)), key=lambda index: scores[index])[: len(architectures) - 1])
+        aggregation = MultiKrum(malicious_count=1)
+        assert choose_by_krum(aggregation, stack(state, members, read_from(changes))) == best
         assert seed not in best
-        new = aggregate_robustly(merge, stack(state, members, reading(changes)))
+        new = aggregate_robustly(aggregation, stack(state, members, read_from(changes)))
         accumulator = Accumulator(NETWORK, state, total_weight=len(best))
-        for place in best:
-            accumulator.add(architectures[place], changes[place], 1.0)
+        for index in best:
+            accumulator.add(architectures[index], changes[index], 1.0)
         for name, tensor in accumulator.finish().items():
             torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-6)
 
 
-def blanchard(vectors: Sequence[Sequence[int]], malicious: int) -> tuple[list[int], list[int]]:
-    """Scores and choice as the paper says them, in whole numbers: n - f - 2 closest, squared; the n - f lowest."""
+def krum_by_definition(vectors: Sequence[Sequence[int]], malicious: int) -> tuple[list[int], list[int]]:
+    """Scores and choice as in the paper, in integers: the n - f - 2 closest, squared; the n - f lowest scores."""
     count = len(vectors)
     scores = []
-    for own, vector in enumerate(vectors):
-        others = [other for place, other in enumerate(vectors) if place != own]
-        squares = sorted(sum((one - two) ** 2 for one, two in zip(vector, other, strict=True)) for other in others)
+    for index, vector in enumerate(vectors):
+        neighbours = [neighbour for position, neighbour in enumerate(vectors) if position != index]
+        squares = sorted(
+            sum((left - right) ** 2 for left, right in zip(vector, neighbour, strict=True)) for neighbour in neighbours
+        )
         scores.append(sum(squares[: count - malicious - 2]))
     return scores, sorted(sorted(range(count), key=scores.__getitem__)[: count - malicious])
 
 
-def krum_of(vectors: Sequence[Sequence[int]], malicious: int) -> list[int]:
-    """What is chosen of clients whose changes of the head's biases are these."""
+def krum_by_product(vectors: Sequence[Sequence[int]], malicious: int) -> list[int]:
+    """The clients that Krum chooses, given their changes of the biases of the head."""
     changes = [{"head.bias": torch.tensor(vector, dtype=torch.float32)} for vector in vectors]
     members = [StackMember(architecture=FULL, weight=1.0)] * len(vectors)
     state = {"head.bias": torch.zeros(len(vectors[0]))}
-    return choose_by_krum(MultiKrum(malicious_count=malicious), stack(state, members, reading(changes)))
+    return choose_by_krum(MultiKrum(malicious_count=malicious), stack(state, members, read_from(changes)))
 
 
 def test_krum_by_hand() -> None:
-    """Seven on a line, two may be malicious: three neighbours count, and five are averaged.
+    """Seven clients on a line, of which two may be malicious: three neighbours count, and five clients are averaged.
 
-    Squared scores are 29, 9, 11, 14, 22, 30, 46. With four neighbours or without squares it would be those from the
-    second to the sixth, with two neighbours others still.
+    The scores are 29, 9, 11, 14, 22, 30, 46. With four neighbours or without squares, the second to the sixth would be
+    chosen, and with two neighbours yet others.
     """
     line = [2, 4, 5, 6, 9, 11, 12]
     vectors = [[value, 0, 0, 0] for value in line]
-    assert blanchard(vectors, 2)[0] == [29, 9, 11, 14, 22, 30, 46]
-    assert krum_of(vectors, 2) == [0, 1, 2, 3, 4]
+    assert krum_by_definition(vectors, 2)[0] == [29, 9, 11, 14, 22, 30, 46]
+    assert krum_by_product(vectors, 2) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow
@@ -241,12 +245,12 @@ def test_krum_by_hand() -> None:
 )
 def test_krum_chooses_what_the_paper_does(vectors: list[list[int]], data: st.DataObject) -> None:
     malicious = data.draw(st.integers(1, (len(vectors) - 3) // 2))
-    scores, best = blanchard(vectors, malicious)
-    # Roots are squared again: which of two equal scores is lower is a matter of rounding.
+    scores, best = krum_by_definition(vectors, malicious)
+    # Distances are roots that are squared again, so rounding decides between equal scores.
     assume(
-        max(scores[place] for place in best) < min(scores[place] for place in range(len(vectors)) if place not in best)
+        max(scores[index] for index in best) < min(scores[index] for index in range(len(vectors)) if index not in best)
     )
-    assert krum_of(vectors, malicious) == best
+    assert krum_by_product(vectors, malicious) == best
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -254,29 +258,29 @@ def test_krum_with_few_clients_averages_them_all(count: int) -> None:
     state = random_state(NETWORK, 0)
     members = [StackMember(architecture=FULL, weight=1.0)] * count
     changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
-    assert choose_by_krum(MultiKrum(malicious_count=3), stack(state, members, reading(changes))) == list(range(count))
+    assert choose_by_krum(MultiKrum(malicious_count=3), stack(state, members, read_from(changes))) == list(range(count))
 
 
 def test_clipping_scales_long_updates_down_and_no_other() -> None:
     long, short = random_change(NETWORK, FULL, 0), random_change(NETWORK, FULL, 1, scale=1e-3)
-    merge = NormClipping(max_norm=1.0)
+    aggregation = NormClipping(max_norm=1.0)
     norm = torch.cat([tensor.reshape(-1) for tensor in long.values()]).norm()
-    # The merge of the stack is the accumulator's of clipped updates.
+    # The aggregate of the stack is that of the accumulator for clipped updates.
     state = random_state(NETWORK, 2)
     accumulator = Accumulator(NETWORK, state, total_weight=3)
     for weight, change in ((1.0, {name: tensor / norm for name, tensor in long.items()}), (2.0, short)):
         accumulator.add(FULL, change, weight)
-    new = merged(merge, state, [FULL] * 2, [long, short])
+    new = aggregate(aggregation, state, [FULL] * 2, [long, short])
     for name, tensor in accumulator.finish().items():
         torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: AnyRobustAggregation) -> None:
+@pytest.mark.parametrize("aggregation", EVERY, ids=lambda aggregation: aggregation.TYPE)
+def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(aggregation: AnyRobustAggregation) -> None:
     state, good = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
     for value in (torch.full((4,), float("nan")), torch.zeros(3)):
         with pytest.raises(ProtocolError):
-            merged(merge, state, [FULL] * 3, [good, {**good, "head.bias": value}, good])
+            aggregate(aggregation, state, [FULL] * 3, [good, {**good, "head.bias": value}, good])
 
 
 def test_settings_are_read_from_plain_data_and_checked() -> None:

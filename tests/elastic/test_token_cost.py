@@ -1,4 +1,4 @@
-"""What submodels over tokens cost, against PyTorch's own counts."""
+"""Costs of submodels over tokens, against the counts of PyTorch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Attention as plain products and LSTMs as plain linear layers, which is what PyTorch knows how to count."""
-    # A setting of TF32, even to what it is, is deprecated.
+def without_fused_kernels() -> Iterator[None]:
+    """Run attention as plain products and LSTMs as plain linear layers, which PyTorch can count."""
+    # Setting TF32 is deprecated, even to its current value.
     with sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False, allow_tf32=None):
         yield
 
@@ -43,17 +43,17 @@ def test_counts_are_those_of_the_real_module(case: tuple[Network, Architecture])
     module = build_module(network, architecture)
     assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
     inputs = few_inputs(network.config, 1)
-    with FlopCounterMode(display=False) as counter, plainly():
+    with FlopCounterMode(display=False) as counter, without_fused_kernels():
         module(inputs)
     # torch counts a multiplication and an addition as two.
     assert 2 * cost.forward_macs == counter.get_total_flops()
 
 
 def saved_numbers(network: Network, architecture: Architecture, batch_size: int) -> int:
-    """What autograd keeps of a forward pass, weights aside."""
+    """The count of numbers that autograd saves in a forward pass, without weights."""
     module = build_module(network, architecture)
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    saved: dict[int, Tensor] = {}  # kept, so that no two of them have one address
+    saved: dict[int, Tensor] = {}  # kept alive, so that no two tensors have the same address
 
     def save(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in weights:
@@ -61,7 +61,7 @@ def saved_numbers(network: Network, architecture: Architecture, batch_size: int)
         return tensor
 
     inputs = few_inputs(network.config, batch_size)
-    with saved_tensors_hooks(save, lambda tensor: tensor), plainly():
+    with saved_tensors_hooks(save, lambda tensor: tensor), without_fused_kernels():
         assert module(inputs).requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) // 4
 
@@ -72,5 +72,5 @@ def test_memory_is_about_what_autograd_keeps(config: Family) -> None:
     for architecture in uniform_space(network, (0.5, 1)):
         small, large = (estimate_cost(network, architecture, batch_size=size) for size in (1, 33))
         growth = (large.training_memory_bytes - small.training_memory_bytes) / 32 / 4
-        kept = (saved_numbers(network, architecture, 33) - saved_numbers(network, architecture, 1)) / 32
-        assert 0.5 * kept <= growth <= 2 * kept
+        saved_growth = (saved_numbers(network, architecture, 33) - saved_numbers(network, architecture, 1)) / 32
+        assert 0.5 * saved_growth <= growth <= 2 * saved_growth

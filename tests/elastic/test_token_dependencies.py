@@ -1,8 +1,8 @@
 """Torch-Pruning's dependency graph against the declared axes of transformers and LSTMs; see `test_dependency_oracle`.
 
-The graph knows no heads: it ties all rows of queries, keys and values to all columns of what reads them, as we do by
-the product of heads and head width. Of one layer for all three it takes the rows for those of a plain layer: the vision
-transformer's attention is left out here, and `test_token_families` asks the gradients instead.
+The graph does not know heads: it ties all rows of queries, keys and values to all columns of the layers that read
+them, as we do by the product of heads and head width. It treats one layer for all three like a plain layer, so the
+attention of the vision transformer is left out here; `test_token_families` checks it by gradients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch_pruning  # type: ignore[import-untyped]  # it has no annotations
-from elastic.test_dependency_oracle import Place, Ties, merged
+from elastic.test_dependency_oracle import LayerDimension, Ties, merge_groups
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT, inputs_of
 from torch import nn
 
@@ -27,54 +27,56 @@ _FUSED = "attention.qkv"
 
 
 def declared_ties(network: Network) -> Ties:
-    """What we tie. The gates of an LSTM's units go with its states, which are what it gives."""
-    tied: dict[frozenset[str], set[Place]] = {}
+    """The dimensions that the declaration ties. The gates of an LSTM belong to its states, which are its outputs."""
+    tied: dict[frozenset[str], set[LayerDimension]] = {}
     for name, decl in network.tensors.items():
         for dimension, dim in enumerate(decl.axes):
             axes = frozenset(factor for factor in factors_of(dim, 1) if isinstance(factor, str)) - {"class"}
             inside = (_FUSED in name and not dimension) or ("attention.out" in name and dimension)
             if axes and not (inside and network.config.TYPE == "vit"):
-                tied.setdefault(axes, set()).add((owner_of(name), int(reads(name, dimension))))
+                tied.setdefault(axes, set()).add((owner_of(name), int(is_input(name, dimension))))
     return frozenset(map(frozenset, tied.values()))
 
 
 def owner_of(name: str) -> str:
-    """The layer that a tensor is of, or the tensor where it is of none."""
+    """The layer of a tensor, or the tensor itself if it belongs to no layer."""
     return name if name in ("tokens.positions", "tokens.class_token") else name.rpartition(".")[0]
 
 
-def reads(name: str, dimension: int) -> bool:
-    """Whether a dimension is one of what a layer reads; an embedding reads indices, and a state is what is given."""
-    gives_last = ("tokens.positions", "tokens.class_token", "embedding.weight", "weight_hh_l0")
-    return dimension == 1 and not name.endswith(gives_last)
+def is_input(name: str, dimension: int) -> bool:
+    """Whether a dimension is an input of its layer; embeddings read indices, and states are outputs."""
+    output_last = ("tokens.positions", "tokens.class_token", "embedding.weight", "weight_hh_l0")
+    return dimension == 1 and not name.endswith(output_last)
 
 
 def oracle_ties(network: Network) -> Ties:
-    """What the dependency graph ties, in the full network or with one block left out."""
+    """The dimensions that the dependency graph ties, in the full network or with one block left out."""
     full = network.full_architecture()
-    kept = [tuple(name for name in full.blocks if name != block) for block in full.blocks]
-    return merged(group for blocks in (full.blocks, *kept) for group in groups_of(network, Architecture(blocks=blocks)))
+    remaining = [tuple(name for name in full.blocks if name != block) for block in full.blocks]
+    return merge_groups(
+        group for blocks in (full.blocks, *remaining) for group in iter_groups(network, Architecture(blocks=blocks))
+    )
 
 
-def groups_of(network: Network, architecture: Architecture) -> Iterable[frozenset[Place]]:
+def iter_groups(network: Network, architecture: Architecture) -> Iterable[frozenset[LayerDimension]]:
     module = build_module(network, architecture)
     parameters = dict(module.named_parameters())
-    loose = [(parameters[name], 2) for name in ("tokens.positions", "tokens.class_token") if name in parameters]
+    unwrapped = [(parameters[name], 2) for name in ("tokens.positions", "tokens.class_token") if name in parameters]
     names = {layer: name for name, layer in module.named_modules()}
     inputs = inputs_of(network.config, 2)
     graph = torch_pruning.DependencyGraph().build_dependency(
-        module, inputs if network.symbols else inputs.float(), unwrapped_parameters=loose
+        module, inputs if network.symbols else inputs.float(), unwrapped_parameters=unwrapped
     )
     owners = names | {parameter: name for name, parameter in parameters.items()}
     for layer, name in names.items():
         # The classes are not cut: there is nothing that they could be tied to.
         if isinstance(layer, nn.Conv2d | nn.Linear | nn.Embedding | nn.LSTM) and name != "head" and _FUSED not in name:
             prune = graph.get_pruner_of_module(layer).prune_out_channels
-            found = [place_of(item.dep, owners) for item in graph.get_pruning_group(layer, prune, idxs=[0])]
-            yield frozenset(place for place in found if place is not None)
+            dimensions = [find_dimension(item.dep, owners) for item in graph.get_pruning_group(layer, prune, idxs=[0])]
+            yield frozenset(dimension for dimension in dimensions if dimension is not None)
 
 
-def place_of(dependency: Any, owners: Mapping[Any, str]) -> Place | None:
+def find_dimension(dependency: Any, owners: Mapping[Any, str]) -> LayerDimension | None:
     owner = dependency.target.module
     if owner not in owners:
         return None

@@ -1,4 +1,4 @@
-"""Transformers and LSTMs: what a submodel of them is, computes and learns."""
+"""Transformers and LSTMs: the shapes, outputs and gradients of their submodels."""
 
 import dataclasses
 from dataclasses import replace
@@ -15,7 +15,7 @@ from elastic.token_cases import (
     VIT,
     double_state,
     inputs_of,
-    loaded,
+    load_module,
     token_cases,
 )
 from hypothesis import given
@@ -35,7 +35,7 @@ from subfleet.testing.submodels import find_held_elements
 pytestmark = pytest.mark.slow
 
 
-def scattered(network: Network, architecture: Architecture, local: dict[str, Tensor]) -> dict[str, Tensor]:
+def scatter(network: Network, architecture: Architecture, local: dict[str, Tensor]) -> dict[str, Tensor]:
     dtype = next(iter(local.values())).dtype
     full = {name: torch.zeros(decl.shape, dtype=dtype) for name, decl in network.tensors.items()}
     for name, tensor_map in tensor_maps(network, architecture).items():
@@ -45,16 +45,18 @@ def scattered(network: Network, architecture: Architecture, local: dict[str, Ten
 
 def with_whole(network: Network, architecture: Architecture, *kinds: str) -> Architecture:
     """The submodel with all axes of some kinds kept whole."""
-    kept = tuple((name, index_set) for name, index_set in architecture.axes if network.axes[name].kind not in kinds)
-    return replace(architecture, axes=kept)
+    remaining = tuple(
+        (name, index_set) for name, index_set in architecture.axes if network.axes[name].kind not in kinds
+    )
+    return replace(architecture, axes=remaining)
 
 
 def with_all_blocks(network: Network, architecture: Architecture) -> Architecture:
     return replace(architecture, blocks=network.full_architecture().blocks)
 
 
-def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, atol=1e-9 * float(expected.detach().abs().max()), rtol=0)
+def check_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-9 * float(expected.detach().abs().max()), rtol=0)
 
 
 @relaxed
@@ -62,13 +64,13 @@ def close(got: Tensor, expected: Tensor) -> None:
 def test_a_submodels_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, Architecture]) -> None:
     network, architecture = case
     module = build_module(network, architecture)
-    found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     local = extract(network, architecture, init_state(network, 0))
-    assert found == network.shapes(architecture) == {name: tuple(tensor.shape) for name, tensor in local.items()}
-    assert list(found) == list(network.shapes(architecture))
+    assert shapes == network.shapes(architecture) == {name: tuple(tensor.shape) for name, tensor in local.items()}
+    assert list(shapes) == list(network.shapes(architecture))
     config = network.config
-    each = config.input_shape if config.TYPE in {"bert", "decoder", "lstm"} else ()
-    assert module.double()(inputs_of(config)).shape == (4, *each, config.class_count)
+    positions = config.input_shape if config.TYPE in {"bert", "decoder", "lstm"} else ()
+    assert module.double()(inputs_of(config)).shape == (4, *positions, config.class_count)
 
 
 @pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.TYPE)
@@ -83,7 +85,9 @@ def test_permuting_every_axis_alike_keeps_the_logits(config: Family, data: st.Da
         if axis.kind != "class"
     }
     full = network.full_architecture()
-    close(loaded(network, full, permute(network, state, orders))(inputs), loaded(network, full, state)(inputs))
+    check_close(
+        load_module(network, full, permute(network, state, orders))(inputs), load_module(network, full, state)(inputs)
+    )
 
 
 @relaxed
@@ -91,18 +95,18 @@ def test_permuting_every_axis_alike_keeps_the_logits(config: Family, data: st.Da
 def test_a_submodel_computes_what_the_full_network_does_with_all_else_set_to_zero(
     case: tuple[Network, Architecture],
 ) -> None:
-    # LayerNorm sees the whole stream, so that is kept whole. A skipped block adds nothing, as one of zeros does.
+    # LayerNorm sees the whole stream, so it is kept whole. A skipped block adds nothing, like a block of zeros.
     network, architecture = case[0], with_whole(*case, "embed")
     local = extract(network, architecture, double_state(network, 1))
     inputs = inputs_of(network.config)
-    got = loaded(network, architecture, local)(inputs)
+    actual = load_module(network, architecture, local)(inputs)
     sizes = network.sizes(architecture)
-    full = scattered(network, architecture, local)
+    full = scatter(network, architecture, local)
     for name, axis in network.axes.items():
         if axis.kind == "head_dim":
             # Scores are divided by the root of the head width, which is larger in the full network.
             _scale_queries(full, name.removesuffix(".head_dim"), (axis.size / sizes[name]) ** 0.5)
-    close(got, loaded(network, network.full_architecture(), full)(inputs))
+    check_close(actual, load_module(network, network.full_architecture(), full)(inputs))
 
 
 def _scale_queries(state: dict[str, Tensor], block: str, factor: float) -> None:
@@ -115,11 +119,11 @@ def _scale_queries(state: dict[str, Tensor], block: str, factor: float) -> None:
 @relaxed
 @given(case=token_cases())
 def test_gradients_reach_what_a_submodel_holds_and_nothing_else(case: tuple[Network, Architecture]) -> None:
-    # With all else set to zero, what a submodel leaves out is cut off from the logits on both of its sides, if and only
-    # if the axes tie all that belongs together. Through LayerNorm's mean the stream stays connected.
+    # With all other elements set to zero, those that a submodel leaves out are disconnected from the logits on both
+    # sides if and only if the axes are tied correctly. The mean of LayerNorm keeps the stream connected.
     network, architecture = case[0], with_all_blocks(case[0], with_whole(*case, "embed"))
     local = extract(network, architecture, double_state(network, 3))
-    module = loaded(network, network.full_architecture(), scattered(network, architecture, local))
+    module = load_module(network, network.full_architecture(), scatter(network, architecture, local))
     logits = module(inputs_of(network.config))
     (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
     held = find_held_elements(network, architecture)
@@ -127,7 +131,7 @@ def test_gradients_reach_what_a_submodel_holds_and_nothing_else(case: tuple[Netw
         assert parameter.grad is not None
         reached, expected = parameter.grad != 0, held[name]
         if name.endswith(("attention.key.bias", "attention.qkv.bias")):
-            # All scores of a query move alike with a key's bias, which a softmax does not see.
+            # A bias of keys shifts all scores of a query alike, which a softmax ignores.
             assert not (reached & ~expected).any(), name
         else:
             assert torch.equal(reached, expected), name
@@ -139,10 +143,12 @@ def test_a_skipped_block_is_not_there(config: Family) -> None:
     state, inputs = double_state(network, 4), inputs_of(config)
     skipped = network.blocks[-1].name
     architecture = Architecture(blocks=tuple(block.name for block in network.blocks[:-1]))
-    module = loaded(network, network.full_architecture(), state)
+    module = load_module(network, network.full_architecture(), state)
     assert not any(name.startswith(skipped) for name in network.shapes(architecture))
-    module.get_submodule(skipped).register_forward_hook(lambda _module, given, _result: given[0])
-    assert torch.equal(loaded(network, architecture, extract(network, architecture, state))(inputs), module(inputs))
+    module.get_submodule(skipped).register_forward_hook(lambda _module, arguments, _result: arguments[0])
+    assert torch.equal(
+        load_module(network, architecture, extract(network, architecture, state))(inputs), module(inputs)
+    )
 
 
 @pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.TYPE)
@@ -151,14 +157,14 @@ def test_blocks_of_a_transformer_start_as_the_identity(config: Family) -> None:
     state = {name: tensor.double() for name, tensor in init_state(network, 0).items()}
     bare = Architecture()
     inputs = inputs_of(config)
-    full = loaded(network, network.full_architecture(), state)(inputs)
-    assert torch.equal(full, loaded(network, bare, extract(network, bare, state))(inputs))
+    full = load_module(network, network.full_architecture(), state)(inputs)
+    assert torch.equal(full, load_module(network, bare, extract(network, bare, state))(inputs))
 
 
 @pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.TYPE)
 def test_only_a_causal_network_does_not_see_what_comes(config: Family) -> None:
     network, inputs = network_of(config), inputs_of(config)[:1]
-    module = loaded(network, network.full_architecture(), double_state(network, 5))
+    module = load_module(network, network.full_architecture(), double_state(network, 5))
     changed = inputs.clone()
     changed[..., -1] = (changed[..., -1] + 1) % network.symbols if network.symbols else 1
     same = torch.isclose(module(inputs), module(changed)).all(dim=-1)[0]
@@ -188,22 +194,22 @@ def test_a_learnable_step_multiplies_what_a_block_adds(config: Family) -> None:
         f"{block.name}.step" for block in network.blocks
     ]
     state = double_state(network, 7)
-    assert list(loaded(network, full, state).state_dict()) == list(network.tensors)
-    # A step of 1 is no step, one of 0 leaves the block out, and 2 doubles the last layers of both parts.
+    assert list(load_module(network, full, state).state_dict()) == list(network.tensors)
+    # A step of 1 changes nothing, 0 leaves the block out, and 2 doubles the last layers of both parts.
     last = network.blocks[-1].name
-    stepless = loaded(network_of(config), full, {name: state[name] for name in network_of(config).tensors})
+    stepless = load_module(network_of(config), full, {name: state[name] for name in network_of(config).tensors})
     ones = {name: torch.ones(1).double() for name in state if name.endswith(".step")}
-    close(loaded(network, full, {**state, **ones})(inputs), stepless(inputs))
+    check_close(load_module(network, full, {**state, **ones})(inputs), stepless(inputs))
     without = replace(full, blocks=full.blocks[:-1])
-    close(
-        loaded(network, full, {**state, f"{last}.step": torch.zeros(1).double()})(inputs),
-        loaded(network, without, extract(network, without, state))(inputs),
+    check_close(
+        load_module(network, full, {**state, f"{last}.step": torch.zeros(1).double()})(inputs),
+        load_module(network, without, extract(network, without, state))(inputs),
     )
     ends = [f"{last}.{part}.{kind}" for part in ("attention.out", "feed_forward.down") for kind in ("weight", "bias")]
     doubled = {**state, **ones, **{name: 2 * state[name] for name in ends}}
-    close(
-        loaded(network, full, {**state, **ones, f"{last}.step": torch.full((1,), 2.0).double()})(inputs),
-        loaded(network, full, doubled)(inputs),
+    check_close(
+        load_module(network, full, {**state, **ones, f"{last}.step": torch.full((1,), 2.0).double()})(inputs),
+        load_module(network, full, doubled)(inputs),
     )
 
 
@@ -220,7 +226,7 @@ def test_queries_keys_and_values_of_one_layer_are_cut_alike() -> None:
     axes = (("section0.block0.head_dim", Prefix(size=2)), ("section0.block0.heads", Explicit(indices=(2, 0))))
     tensor = torch.arange(36.0)
     rows = tensor_maps(network, Architecture(axes=axes))["section0.block0.attention.qkv.bias"].extract(tensor)
-    # 3 kinds of 3 heads of 4; of each kind the heads 2 and 0, of each head the first 2.
+    # 3 kinds of 3 heads of 4 rows: heads 2 and 0 of each kind, the first 2 rows of each head.
     assert rows.tolist() == [8, 9, 0, 1, 20, 21, 12, 13, 32, 33, 24, 25]
 
 
@@ -246,7 +252,7 @@ def test_a_section_has_its_own_heads_and_each_block_its_own_axes() -> None:
     }
     assert [block.name for block in network.blocks] == ["section0.block1"]
     assert {axis.kind for axis in network.axes.values()} == {"class", "embed", "head", "head_dim", "ffn"}
-    assert [network_of(BERT).axes[f"section0.block{place}.hidden"].size for place in range(3)] == [5, 8, 4]
+    assert [network_of(BERT).axes[f"section0.block{number}.hidden"].size for number in range(3)] == [5, 8, 4]
 
 
 @pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.TYPE)
@@ -257,14 +263,14 @@ def test_a_scaler_divides_by_the_share_of_the_width_while_it_trains(config: Fami
         axes=tuple((name, Prefix(size=1)) for name in sorted(plain.axes) if name.endswith(".hidden"))
     )
     local = extract(plain, architecture, state)
-    usual, divided = loaded(plain, architecture, local), loaded(scaled, architecture, local)
+    usual, divided = load_module(plain, architecture, local), load_module(scaled, architecture, local)
     assert torch.equal(usual(inputs), divided(inputs))
-    whole = loaded(scaled, scaled.full_architecture(), state).train()
-    assert torch.equal(whole(inputs), loaded(plain, plain.full_architecture(), state)(inputs))
-    # Dividing what goes into GELU by the share is multiplying the layer before it.
+    whole = load_module(scaled, scaled.full_architecture(), state).train()
+    assert torch.equal(whole(inputs), load_module(plain, plain.full_architecture(), state)(inputs))
+    # Dividing the input of GELU by the fraction is multiplying the layer before it.
     for name in (name for name in local if ".feed_forward.up." in name):
         local[name] = local[name] * plain.axes[name.split(".feed_forward")[0] + ".hidden"].size
-    close(divided.train()(inputs), loaded(plain, architecture, local)(inputs))
+    check_close(divided.train()(inputs), load_module(plain, architecture, local)(inputs))
 
 
 def test_a_scaler_divides_embeddings_projections_and_what_joins_the_stream() -> None:

@@ -1,4 +1,4 @@
-"""Tiny networks over tokens, and what the tests of them share."""
+"""Tiny networks over tokens, and helpers for their tests."""
 
 import torch
 from elastic.elastic_cases import architectures, random_state
@@ -65,7 +65,7 @@ TOKEN_CONFIGS: tuple[Family, ...] = (*TRANSFORMERS, LSTM)
 
 @st.composite
 def token_cases(draw: st.DrawFn, *, configs: tuple[Family, ...] = TOKEN_CONFIGS) -> tuple[Network, Architecture]:
-    """Any of these networks with any submodel of it."""
+    """Any of these networks, with any of its submodels."""
     network = network_of(draw(st.sampled_from(configs)))
     return network, draw(architectures(network))
 
@@ -84,7 +84,7 @@ def double_state(network: Network, seed: int) -> dict[str, Tensor]:
     return {name: 0.5 * tensor.double() for name, tensor in random_state(network, seed).items()}
 
 
-def loaded(network: Network, architecture: Architecture, local: dict[str, Tensor]) -> nn.Module:
+def load_module(network: Network, architecture: Architecture, local: dict[str, Tensor]) -> nn.Module:
     """The module of a submodel with its tensors, in evaluation mode."""
     module = build_module(network, architecture).double()
     module.load_state_dict(local)

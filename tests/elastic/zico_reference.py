@@ -1,4 +1,4 @@
-"""The ZiCo score of a submodel from eager gradients: what the scores of devices are held against."""
+"""The ZiCo score of a submodel from eager gradients, the reference for the scores of devices."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +22,7 @@ def list_scored_tensors(network: Network, architecture: Architecture) -> tuple[s
 def zico_score(
     network: Network, architecture: Architecture, state: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
 ) -> float:
-    """How well a submodel will learn: see `subfleet.arrays.zico`.
+    """Estimate how well a submodel will learn; see `subfleet.arrays.zico`.
 
     Score before training, with the state of `build_module(network, network.full_architecture())`: in `init_state` the
     last layer of every block is 0 and hides the layers before it.
@@ -31,11 +31,11 @@ def zico_score(
         network: the declaration.
         architecture: the submodel.
         state: the full model's tensors by name.
-        batches: inputs (samples, *input_shape) and a class for each row of logits, or a number below 0 for none; of two
-            batches or more.
+        batches: two or more batches of inputs (samples, *input_shape) and of labels: for each row of logits a class, or
+            a number below 0 for none.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is not a submodel of this network, or the state lacks one of its tensors.
         DataError: there are fewer than two batches, or a gradient is not finite.
     """
     device = next(iter(state.values())).device
@@ -46,8 +46,8 @@ def zico_score(
     scored = {name: parameters[name] for name in list_scored_tensors(network, architecture)}
     gradients: list[Arrays] = []
     for inputs, labels in batches:
-        counted, wanted = labels >= 0, labels.to(device)
-        loss = cross_entropy(module(inputs.to(device))[counted], wanted[counted])
-        found = torch.autograd.grad(loss, list(scored.values()), materialize_grads=True)
-        gradients.append({name: gradient.cpu().numpy() for name, gradient in zip(scored, found, strict=True)})
+        counted, targets = labels >= 0, labels.to(device)
+        loss = cross_entropy(module(inputs.to(device))[counted], targets[counted])
+        batch_gradients = torch.autograd.grad(loss, list(scored.values()), materialize_grads=True)
+        gradients.append({name: gradient.cpu().numpy() for name, gradient in zip(scored, batch_gradients, strict=True)})
     return zico(gradients)

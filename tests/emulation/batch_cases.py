@@ -1,4 +1,4 @@
-"""A tiny virtual fleet on scikit-learn's digits: three sizes of device, two rounds."""
+"""A tiny virtual fleet on scikit-learn's digits: three sizes of devices, two rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,31 +24,31 @@ SMALL_BYTES, LARGE_BYTES = 2_000_000, 10**8
 def log(free_bytes: Sequence[int]) -> ResourceLog:
     """Free memory that changes every 60 seconds; the profile gives half of it."""
     rows = tuple(
-        LogRow(t_s=60.0 * place, reading=Reading(memory_free_bytes=2 * free, downlink_bps=1e7, uplink_bps=1e6))
-        for place, free in enumerate(free_bytes)
+        LogRow(t_s=60.0 * index, reading=Reading(memory_free_bytes=2 * free, downlink_bps=1e7, uplink_bps=1e6))
+        for index, free in enumerate(free_bytes)
     )
     return ResourceLog(device="virtual", source="a test", licence="none", rows=rows)
 
 
-def part(place: int) -> Dataset:
-    """Some samples, others for each place, of which there are 44."""
+def part(index: int) -> Dataset:
+    """The samples of one of 44 disjoint parts."""
     whole = load_digits()
-    here = slice(place * SAMPLES, (place + 1) * SAMPLES)
-    return Dataset(inputs=whole.inputs[here], labels=whole.labels[here])
+    indices = slice(index * SAMPLES, (index + 1) * SAMPLES)
+    return Dataset(inputs=whole.inputs[indices], labels=whole.labels[indices])
 
 
-def client(name: str, place: int, *free_bytes: int, runtime: str = "onnx") -> EmulatedDevice:
-    data = part(place)
+def client(name: str, index: int, *free_bytes: int, runtime: str = "onnx") -> EmulatedDevice:
+    data = part(index)
     data_bytes = data.summary().data_bytes
     profile = DeviceProfile(name="virtual", title="A device of a test", memory_fraction=0.5, runtimes=(runtime,))
     return EmulatedDevice(
         client_id=name,
         profile=profile,
         data=data,
-        # What the samples take is not there for training.
+        # The memory of the samples is not available for training.
         log=log([free + data_bytes // 2 for free in free_bytes]),
         runtime=runtime,
-        test=part(20 + place),
+        test=part(20 + index),
         tier="small" if min(free_bytes) == SMALL_BYTES else "large",
     )
 
@@ -78,7 +78,7 @@ def config(**changes: Any) -> Run:
 
 
 def experiment(*, runtime: str = "onnx", **changes: Any) -> GatheredRun:
-    """One client that is small always, one whose memory grows, one that is large."""
+    """A client that is always small, one with growing memory, and one that is large."""
     clients = (
         client("ada", 0, SMALL_BYTES, SMALL_BYTES, runtime=runtime),
         client("bob", 1, SMALL_BYTES, LARGE_BYTES, runtime=runtime),
@@ -92,5 +92,5 @@ def other_seed() -> GatheredRun:
 
 
 def broken() -> GatheredRun:
-    """Its samples are not what its model takes."""
+    """A run with samples that do not fit its model."""
     return experiment(model=replace(MODEL, input_shape=(1, 4, 4)))

@@ -1,4 +1,4 @@
-"""Attackers in virtual fleets: what they train on and what they send."""
+"""Attackers in virtual fleets: their training data and their updates."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,8 +28,8 @@ from subfleet.settings.reading import read_run
 from subfleet.trainers.job_files import write_change
 
 
-class Summing:
-    """A trainer whose change is the weighted sum of the labels that it was given."""
+class SummingTrainer:
+    """A trainer that returns the weighted sum of its labels as its change."""
 
     target: ClassVar[str] = "onnx"
     suffix: ClassVar[str] = ".onnx"
@@ -43,7 +43,7 @@ class Summing:
         return tasks.read_dataset(data).summary()
 
     def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
-        write_change(job, {"w": weighted(tasks.read_dataset(job.data))})
+        write_change(job, {"w": weigh_labels(tasks.read_dataset(job.data))})
         return TrainResult(
             sample_count=3, step_count=1, loss=1.0, accuracy=0.5, measured_peak_bytes=7, train_seconds=0.0
         )
@@ -61,11 +61,11 @@ class Summing:
         raise NotImplementedError
 
 
-def weighted(dataset: tasks.Dataset) -> npt.NDArray[np.float32]:
+def weigh_labels(dataset: tasks.Dataset) -> npt.NDArray[np.float32]:
     return np.array([np.dot(np.arange(len(dataset)), dataset.classes())], np.float32)
 
 
-def sent(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
+def train_attacker(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
     tasks.write_npz(tmp_path / "data.npz", part(0))
     job = Job(
         work=Train(settings=TrainingSettings()),
@@ -77,22 +77,22 @@ def sent(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
         client_id="eve",
         memory_limit_bytes=10**6,
     )
-    assert AttackingTrainer(Summing(), attack).train(job, lambda: False).measured_peak_bytes == 7
-    # Nothing is left of the poisoned data and of the second training.
+    assert AttackingTrainer(SummingTrainer(), attack).train(job, lambda: False).measured_peak_bytes == 7
+    # The files of the poisoned data and of the second training are removed.
     assert {path.name for path in tmp_path.iterdir()} == {"data.npz", "change"}
     return decode_arrays(job.output_path.read_bytes())["w"]
 
 
 def test_shuffled_labels_come_on_top_of_the_honest_change(tmp_path: Path) -> None:
     attack = LabelShuffling(strength=2.0, seed=3)
-    honest, malicious = weighted(part(0)), weighted(poison_dataset(attack, part(0)))
+    honest, malicious = weigh_labels(part(0)), weigh_labels(poison_dataset(attack, part(0)))
     assert honest != malicious
-    np.testing.assert_array_equal(sent(tmp_path, attack), honest + 2 * malicious)
+    np.testing.assert_array_equal(train_attacker(tmp_path, attack), honest + 2 * malicious)
 
 
 def test_a_backdoor_sends_its_own_model_times_its_share(tmp_path: Path) -> None:
     attack = Backdoor(target=9, fraction=0.5, weight=2.0, total_weight=10.0)
-    np.testing.assert_array_equal(sent(tmp_path, attack), 5 * weighted(poison_dataset(attack, part(0))))
+    np.testing.assert_array_equal(train_attacker(tmp_path, attack), 5 * weigh_labels(poison_dataset(attack, part(0))))
 
 
 def test_an_impossible_strength_is_refused() -> None:
@@ -103,19 +103,19 @@ def test_an_impossible_strength_is_refused() -> None:
 
 
 def with_attack(attack: Attack | None) -> GatheredRun:
-    found = experiment()
-    return replace(found, devices=(*found.devices[:-1], replace(found.devices[-1], attack=attack)))
+    base = experiment()
+    return replace(base, devices=(*base.devices[:-1], replace(base.devices[-1], attack=attack)))
 
 
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_fleet_feels_its_attackers(exports: ExportPool) -> None:
-    calm, still = (run_batch(with_attack(one), exports) for one in (None, LabelShuffling(strength=0.0)))
+    calm, still = (run_batch(with_attack(attack), exports) for attack in (None, LabelShuffling(strength=0.0)))
     assert calm.model == still.model
-    taught = with_attack(Backdoor(target=3, total_weight=3.0))
-    result = run_batch(taught, exports)
+    attacked = with_attack(Backdoor(target=3, total_weight=3.0))
+    result = run_batch(attacked, exports)
     assert result.model != calm.model
-    assert 0 <= compute_batch_figures(taught, result)["backdoor"] <= 1
+    assert 0 <= compute_batch_figures(attacked, result)["backdoor"] <= 1
     assert "backdoor" not in compute_batch_figures(with_attack(None), calm)
 
 
@@ -126,9 +126,10 @@ def test_an_attack_is_a_part_of_the_outcome() -> None:
         read_run("quickstart", ("min_clients=1",)),
         *(
             replace(
-                read_run("quickstart", ("min_clients=1",)), fleet=FleetSettings(devices=(replace(device, attack=one),))
+                read_run("quickstart", ("min_clients=1",)),
+                fleet=FleetSettings(devices=(replace(device, attack=attack),)),
             )
-            for one in attacks
+            for attack in attacks
         ),
     ]
     assert len({run.fingerprint() for run in runs}) == 5

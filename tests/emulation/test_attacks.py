@@ -23,14 +23,14 @@ def change(seed: int) -> dict[str, npt.NDArray[np.float32]]:
 
 def test_strength_zero_is_the_honest_client_to_the_bit() -> None:
     broken = {name: np.full_like(array, np.inf) for name, array in change(1).items()}
-    found = boost_change(change(0), broken, 0)
-    assert all(found[name].tobytes() == array.tobytes() for name, array in change(0).items())
+    boosted = boost_change(change(0), broken, 0)
+    assert all(boosted[name].tobytes() == array.tobytes() for name, array in change(0).items())
 
 
 @pytest.mark.parametrize("strength", [1.0, 20.0])
 def test_a_boosted_change_is_the_honest_one_with_the_malicious_one_on_top(strength: float) -> None:
-    found = boost_change(change(0), change(1), strength)
-    for name, array in found.items():
+    boosted = boost_change(change(0), change(1), strength)
+    for name, array in boosted.items():
         np.testing.assert_allclose(array, change(0)[name] + strength * change(1)[name], rtol=1e-6)
         assert array.dtype == np.float32
     tensors = boost_change({"a": torch.ones(2)}, {"a": torch.full((2,), 3.0)}, strength)
@@ -38,13 +38,13 @@ def test_a_boosted_change_is_the_honest_one_with_the_malicious_one_on_top(streng
 
 
 def test_replacement_puts_the_attackers_model_in_place_of_the_mean() -> None:
-    shared, wanted = change(0), change(1)
+    shared, malicious = change(0), change(1)
     weights = (3.0, 5.0, 2.0)
-    sent = scale_to_replace({name: wanted[name] - shared[name] for name in shared}, weights[0], sum(weights))
+    scaled = scale_to_replace({name: malicious[name] - shared[name] for name in shared}, weights[0], sum(weights))
     for name, array in shared.items():
-        others = np.zeros_like(array)
-        mean = (weights[0] * sent[name] + weights[1] * others + weights[2] * others) / sum(weights)
-        np.testing.assert_allclose(array + mean, wanted[name], atol=1e-6)
+        zeros = np.zeros_like(array)
+        mean = (weights[0] * scaled[name] + weights[1] * zeros + weights[2] * zeros) / sum(weights)
+        np.testing.assert_allclose(array + mean, malicious[name], atol=1e-6)
     with pytest.raises(ConfigError, match="weight is 0, but must be above 0 and at most 3"):
         scale_to_replace(shared, 0, 3)
     with pytest.raises(ConfigError, match="weight is 4, but must be above 0 and at most 3"):
@@ -53,30 +53,30 @@ def test_replacement_puts_the_attackers_model_in_place_of_the_mean() -> None:
 
 def test_shuffled_labels_are_the_same_labels_of_other_samples() -> None:
     dataset = images(200)
-    found, again, other = (shuffle_labels(dataset, seed) for seed in (1, 1, 2))
-    assert np.array_equal(found.inputs, dataset.inputs)
-    assert np.array_equal(found.class_counts(), dataset.class_counts())
+    shuffled, again, other = (shuffle_labels(dataset, seed) for seed in (1, 1, 2))
+    assert np.array_equal(shuffled.inputs, dataset.inputs)
+    assert np.array_equal(shuffled.class_counts(), dataset.class_counts())
     # Four classes: a quarter agrees by chance.
-    assert 0.1 < float(np.mean(found.labels == dataset.labels)) < 0.4
-    assert np.array_equal(found.labels, again.labels)
-    assert not np.array_equal(found.labels, other.labels)
+    assert 0.1 < float(np.mean(shuffled.labels == dataset.labels)) < 0.4
+    assert np.array_equal(shuffled.labels, again.labels)
+    assert not np.array_equal(shuffled.labels, other.labels)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.33, 1.0])
 def test_a_trigger_is_a_bright_corner_with_the_attackers_class(fraction: float) -> None:
     dataset = images(20)
     before = dataset.inputs.copy()
-    found = add_trigger(dataset, 3, fraction, seed=7)
+    poisoned = add_trigger(dataset, 3, fraction, seed=7)
     assert np.array_equal(dataset.inputs, before)
-    corner = (found.inputs[:, :, -3:, -3:] == before.max()).all(axis=(1, 2, 3))
+    corner = (poisoned.inputs[:, :, -3:, -3:] == before.max()).all(axis=(1, 2, 3))
     assert int(corner.sum()) == round(fraction * 20)
-    assert (found.labels[corner] == 3).all()
-    assert np.array_equal(found.inputs[~corner], before[~corner])
-    assert np.array_equal(found.labels[~corner], dataset.labels[~corner])
-    assert np.array_equal(found.inputs[:, :, :-3], before[:, :, :-3])
-    assert np.array_equal(found.inputs[..., :-3], before[..., :-3])
+    assert (poisoned.labels[corner] == 3).all()
+    assert np.array_equal(poisoned.inputs[~corner], before[~corner])
+    assert np.array_equal(poisoned.labels[~corner], dataset.labels[~corner])
+    assert np.array_equal(poisoned.inputs[:, :, :-3], before[:, :, :-3])
+    assert np.array_equal(poisoned.inputs[..., :-3], before[..., :-3])
     again = add_trigger(dataset, 3, fraction, seed=7)
-    assert np.array_equal(found.inputs, again.inputs)
+    assert np.array_equal(poisoned.inputs, again.inputs)
 
 
 def test_what_cannot_carry_a_trigger_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Virtual fleets: the real server and the real agents in one process, under a clock that stands while they work."""
+"""Virtual fleets: the real server and agents in one process, with a clock that stands still while they work."""
 
 import threading
 import time
@@ -46,8 +46,8 @@ from subfleet.transport.in_memory import Faults, MemoryBroker
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
-class Boasting:
-    """A link over which a client says of each update that it was trained on ten samples."""
+class BoastingLink:
+    """A link that changes the sample count of each update to ten."""
 
     def __init__(self, inner: Transport) -> None:
         self.open, self.poll, self.close = inner.open, inner.poll, inner.close
@@ -63,7 +63,7 @@ class Boasting:
 
 @pytest.fixture(scope="module")
 def calm(exports: ExportPool) -> BatchResult:
-    """The run that nothing disturbs."""
+    """A run without faults."""
     return run_batch(experiment(), exports)
 
 
@@ -71,8 +71,8 @@ def by_name(record: RoundRecord) -> dict[str, ClientRow]:
     return {row.client_id: row for row in record.clients}
 
 
-class Refuser:
-    """A trainer whose memory never suffices."""
+class RefusingTrainer:
+    """A trainer that always exceeds its memory limit."""
 
     target: ClassVar[str] = "onnx"
     suffix: ClassVar[str] = ".onnx"
@@ -109,7 +109,9 @@ def test_it_ends_with_every_client_aggregated_in_every_round(calm: BatchResult) 
     assert [record.round for record in calm.rounds] == [1, 2]
     assert [record.log_time_s for record in calm.rounds] == [0.0, 60.0]
     assert {row.status for record in calm.rounds for row in record.clients} == {"aggregated"}
-    assert {name: tuple(found) for name, found in calm.trained.items()} == dict.fromkeys(("ada", "bob", "cyd"), (1, 2))
+    assert {name: tuple(submodels) for name, submodels in calm.trained.items()} == dict.fromkeys(
+        ("ada", "bob", "cyd"), (1, 2)
+    )
     assert calm.rounds[-1].loss < calm.rounds[0].loss
 
 
@@ -126,7 +128,7 @@ def test_submodels_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
         assert 0 < row.planned_peak_bytes <= row.budget_bytes
         assert (row.downlink_budget_bytes, row.uplink_budget_bytes) == (1_250_000, 125_000)
         assert row.update_bytes == row.weight_bytes == 4 * row.parameters <= 125_000
-        assert row.bytes_up > 4 * row.parameters, "the update was really sent"
+        assert row.bytes_up > 4 * row.parameters, "the whole update was sent"
 
 
 def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: ExportPool) -> None:
@@ -137,42 +139,42 @@ def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: Exp
 
 
 def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
-    assert calm.logical_seconds < 1.0, "no attempt, no heartbeat, no deadline took part"
+    assert calm.logical_seconds < 1.0, "no attempt, heartbeat or deadline elapsed"
     assert calm.turns < 50
 
 
 def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: ExportPool) -> None:
     for seed in range(2):
         faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
-        found = run_batch(replace(experiment(), faults=faults), exports)
-        assert found.model == calm.model
-        assert found.logical_seconds > 2.0, "what was lost was sent again after a while"
+        result = run_batch(replace(experiment(), faults=faults), exports)
+        assert result.model == calm.model
+        assert result.logical_seconds > 2.0, "lost messages were sent again"
 
 
 def test_who_always_refuses_keeps_nobody_from_ending(exports: ExportPool) -> None:
-    refuser = Refuser()
+    refuser = RefusingTrainer()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
         rows = by_name(record)
         assert rows["cyd"].status.startswith("refused: memory")
         assert rows["ada"].status == rows["bob"].status == "aggregated"
-    assert len(refuser.jobs) == 4, "in each round it was given a smaller task, too"
+    assert len(refuser.jobs) == 4, "in each round it was also assigned a smaller task"
     assert "cyd" not in result.trained
 
 
 def test_a_link_may_change_what_a_client_says(exports: ExportPool) -> None:
-    result = run_batch(experiment(), exports, links={"cyd": Boasting})
+    result = run_batch(experiment(), exports, links={"cyd": BoastingLink})
     for record in result.rounds:
         assert {row.client_id: row.sample_count for row in record.clients} == {"ada": 40, "bob": 40, "cyd": 10}
 
 
 def test_what_clients_declare_is_what_is_trained(exports: ExportPool) -> None:
-    """The small device declares what it can carry from the second round on, and is never given less."""
+    """The small device declares a size that fits from the second round on, and never trains a smaller one."""
     small = Architecture(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
     described = experiment(method=FlexiFed(choice="declared"))
     clients = tuple(
-        replace(one, profile=replace(one.profile, architecture=size))
-        for one, size in zip(described.devices, (small, Architecture(), small), strict=True)
+        replace(device, profile=replace(device.profile, architecture=architecture))
+        for device, architecture in zip(described.devices, (small, Architecture(), small), strict=True)
     )
     first, second = map(by_name, run_batch(replace(described, devices=clients), exports).rounds)
     for rows in (first, second):
@@ -195,16 +197,16 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
         state=tmp_path,
         runtime="onnx",
     )
-    told = replace(plain, declares=canonical_json(architecture).decode()).build_arguments()
+    arguments = replace(plain, declares=canonical_json(architecture).decode()).build_arguments()
     assert (
-        declare_architecture(load_profile("laptop"), told[told.index("--architecture") + 1]).architecture
+        declare_architecture(load_profile("laptop"), arguments[arguments.index("--architecture") + 1]).architecture
         == architecture
     )
     assert "--architecture" not in plain.build_arguments()
 
 
-class Limited(RuntimeTrainer):
-    """A runtime that loads no program above a size, as one that lacks an operator would."""
+class LimitedTrainer(RuntimeTrainer):
+    """A runtime that loads no program with large weights, like one that lacks an operator."""
 
     def __init__(self, largest_bytes: int) -> None:
         super().__init__(ONNX, host=SharedHost())
@@ -219,17 +221,17 @@ class Limited(RuntimeTrainer):
 
 
 def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: ExportPool) -> None:
-    limited = Limited(20_000)
+    limited = LimitedTrainer(20_000)
     result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
     rows = [by_name(record)["cyd"] for record in result.rounds]
     assert [(row.status, row.architecture) for row in rows] == [("aggregated", "w1/2 d1")] * 3
     assert [row.refusals for row in rows] == ["runtime: no kernel for so wide a layer", "", ""]
-    assert len(limited.refused) == 1, "the same program is not sent again"
-    assert by_name(result.rounds[1])["bob"].architecture == "w1 d1", "others may have it"
+    assert len(limited.refused) == 1, "the refused program is not sent again"
+    assert by_name(result.rounds[1])["bob"].architecture == "w1 d1", "other clients may train it"
 
 
 def test_a_training_program_of_pytorch_runs_too(exports: ExportPool) -> None:
-    large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
+    large = tuple(client(name, index, LARGE_BYTES, runtime="torch") for index, name in enumerate(("ada", "bob", "cyd")))
     result = run_batch(replace(experiment(rounds=1), devices=large), exports)
     assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "aggregated")] * 3
 
@@ -240,7 +242,7 @@ def test_a_run_that_does_not_end_is_given_up(exports: ExportPool) -> None:
 
 
 def test_a_run_that_fails_says_why(exports: ExportPool) -> None:
-    # Everything is lost, all the time: nobody is ever there, and logical seconds pass at no cost.
+    # Every message is lost, so no client joins; logical seconds pass at no cost.
     started_s = time.monotonic()
     deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
     with pytest.raises(RunError, match="0 of 3 clients were there after 3000 s"):
@@ -249,13 +251,13 @@ def test_a_run_that_fails_says_why(exports: ExportPool) -> None:
 
 
 def test_a_runtime_that_is_unknown_here_is_refused(exports: ExportPool) -> None:
-    one = replace(experiment(), devices=tuple(replace(one, runtime="other") for one in experiment().devices))
+    unknown = replace(experiment(), devices=tuple(replace(device, runtime="other") for device in experiment().devices))
     with pytest.raises(ConfigError, match="clients run other, but in one process they can run executorch, onnx, torch"):
-        run_batch(one, exports)
+        run_batch(unknown, exports)
 
 
-class InThreads:
-    """The same fleet as it runs on devices: real time, a thread and a trainer of its own for each client."""
+class ThreadedFleet:
+    """The same fleet in real time, with a thread and a trainer for each client."""
 
     def __init__(self, described: GatheredRun, exports: ExportPool, folder: Path) -> None:
         self.stop = threading.Event()
@@ -265,8 +267,8 @@ class InThreads:
         link = broker.client("server")
         self.server = Server(server_config, link, self, state_folder=folder / "server", exports=exports)
         threads = [
-            threading.Thread(target=self._join, args=(one, broker, folder / one.client_id), daemon=True)
-            for one in described.devices
+            threading.Thread(target=self._join, args=(device, broker, folder / device.client_id), daemon=True)
+            for device in described.devices
         ]
         for thread in threads:
             thread.start()
@@ -276,10 +278,10 @@ class InThreads:
             thread.join(10.0)
 
     def say(self, text: str) -> None:
-        """Not of interest here."""
+        """Ignored."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Not of interest here."""
+        """Ignored."""
 
     def _join(self, described: EmulatedDevice, broker: MemoryBroker, folder: Path) -> None:
         with AgentStore.open(folder) as store:
@@ -290,9 +292,9 @@ class InThreads:
             )
             meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
             data_bytes = described.data.summary().data_bytes
-            told = build_profile(described)
-            assert told.packing_width == find_packing_width(described.profile)
-            settings = AgentSettings(profile=told, data_bytes=data_bytes)
+            profile = build_profile(described)
+            assert profile.packing_width == find_packing_width(described.profile)
+            settings = AgentSettings(profile=profile, data_bytes=data_bytes)
             device = Device(store=store, worker=worker, meter=meter)
             EdgeSession(settings, broker.client(described.client_id), Topics(), device).run(
                 self.stop.is_set, poll_s=0.01
@@ -300,13 +302,13 @@ class InThreads:
 
 
 def test_the_bits_are_those_of_devices_in_real_time(exports: ExportPool, tmp_path: Path) -> None:
-    # On budgets that the memory of this one process, which all clients share, cannot pass by chance.
+    # With budgets that the memory of this process, which all clients share, does not exceed by chance.
     described = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
-        devices=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate(("ada", "bob", "cyd"))),
+        devices=tuple(client(name, index, LARGE_BYTES) for index, name in enumerate(("ada", "bob", "cyd"))),
     )
     virtual = run_batch(described, exports)
-    real = InThreads(described, exports, tmp_path).result
+    real = ThreadedFleet(described, exports, tmp_path).result
     assert {row.status for record in real.rounds for row in record.clients} == {"aggregated"}
     assert real.model_path is not None
     assert real.model_path.read_bytes() == virtual.model
@@ -325,7 +327,7 @@ def test_impossible_descriptions_are_refused() -> None:
 
 
 def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: ExportPool) -> None:
-    """A client whose first moment is its best took the whole model for good, and sat every later round out."""
+    """A regression: a client with most memory at first kept the whole model, and skipped every later round."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))
     described = GatheredRun(run=config(method=FlexiFed()), devices=clients, evaluation=part(10))
@@ -334,7 +336,7 @@ def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(e
     for record in (first, second):
         rows = by_name(record)
         assert rows["ada"].architecture_id == rows["bob"].architecture_id != rows["cyd"].architecture_id
-    # Nine tenths of its log have that little; who may lack room in all of them, has the first reading's size.
+    # Nine tenths of its log have little memory; at a quantile above that, the first reading decides the size.
     patient = replace(described, run=config(method=FlexiFed(), log_quantile=0.95))
     first, second = run_batch(patient, exports).rounds
     assert first.participation == 1.0

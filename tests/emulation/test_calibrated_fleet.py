@@ -1,4 +1,4 @@
-"""A virtual fleet whose devices measure running statistics with the programs that train, on their own data."""
+"""A virtual fleet with devices that measure running statistics on their data with their training programs."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ HALF_BYTES = 2_070_000
 def fleet(norms: str, method: AnyMethod | None = None) -> GatheredRun:
     base = experiment(model=NETWORK.config, norms=norms, rounds=1, method=method or NESTED)
     budgets = zip(("ada", "bob", "cyd"), (HALF_BYTES, LARGE_BYTES, LARGE_BYTES), strict=True)
-    return replace(base, devices=tuple(client(name, place, free) for place, (name, free) in enumerate(budgets)))
+    return replace(base, devices=tuple(client(name, index, free) for index, (name, free) in enumerate(budgets)))
 
 
 def model_of(result: BatchResult) -> dict[str, torch.Tensor]:
@@ -34,7 +34,7 @@ def model_of(result: BatchResult) -> dict[str, torch.Tensor]:
 
 
 def batches(described: GatheredRun, name: str, data: Dataset) -> list[torch.Tensor]:
-    """The order in which the client's trainer takes them in round 2."""
+    """The batches in the order of the client's trainer in round 2."""
     settings = described.run.training
     seed = described.run.seed
     order = iter_batches(len(data), settings.batch_size, seed=seed, round_number=2, client_id=name, epoch=0)
@@ -52,18 +52,21 @@ def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_sta
         "bob": ("w1 d1", "aggregated"),
         "cyd": ("w1 d1", "aggregated"),
     }
-    assert last["bob"].bytes_down < result.rounds[0].clients[1].bytes_down, "the program was there"
+    assert last["bob"].bytes_down < result.rounds[0].clients[1].bytes_down, "the program was cached"
     assert last["bob"].bytes_up < result.rounds[0].clients[1].bytes_up / 2, "sums are small"
     after = model_of(result)
     trained = {name: result.trained[name][2].architecture for name in last}
     measured = [
-        (architecture, measure_moments(NETWORK, architecture, before, batches(described, one.client_id, one.data)))
-        for one in described.devices
-        for architecture in [trained[one.client_id]]
+        (
+            architecture,
+            measure_moments(NETWORK, architecture, before, batches(described, device.client_id, device.data)),
+        )
+        for device in described.devices
+        for architecture in [trained[device.client_id]]
     ]
     expected = pool_statistics(NETWORK, before, measured)
     assert set(expected) == {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}
     for name, tensor in expected.items():
         torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-5)
         assert not torch.equal(before[name], tensor)
-    assert have_same_bits(*({name: one[name] for name in one if name not in expected} for one in (before, after)))
+    assert have_same_bits(*({name: state[name] for name in state if name not in expected} for state in (before, after)))

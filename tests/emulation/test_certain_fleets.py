@@ -1,4 +1,4 @@
-"""Real agents and stores in a batch: what is certain to fail ends the run, and what a disk holds is what is given."""
+"""Real agents and stores in a batch: a certain failure ends the run, and submodels fit the disks of devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.slow
 def fleet(
     changed: Callable[[EmulatedDevice], EmulatedDevice] = lambda device: device, *, healthy: int = 0, **changes: object
 ) -> GatheredRun:
-    """Two devices, of which the last few stay as they are."""
-    clients = [client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob"))]
-    clients = [one if place >= 2 - healthy else changed(one) for place, one in enumerate(clients)]
-    found = experiment(**{"rounds": 1, "min_clients": 2, "targets": ("torch",), **changes})  # type: ignore[arg-type]  # settings
-    return replace(found, devices=tuple(clients))
+    """Two devices; the last `healthy` ones are unchanged."""
+    clients = [client(name, index, LARGE_BYTES, runtime="torch") for index, name in enumerate(("ada", "bob"))]
+    clients = [device if index >= 2 - healthy else changed(device) for index, device in enumerate(clients)]
+    base = experiment(**{"rounds": 1, "min_clients": 2, "targets": ("torch",), **changes})  # type: ignore[arg-type]  # settings
+    return replace(base, devices=tuple(clients))
 
 
-def labelled(labels: np.ndarray[Any, Any]) -> Callable[[EmulatedDevice], EmulatedDevice]:
-    """The device with other labels."""
+def relabel(labels: np.ndarray[Any, Any]) -> Callable[[EmulatedDevice], EmulatedDevice]:
+    """A change of the labels of a device."""
     return lambda device: replace(device, data=Dataset(inputs=device.data.inputs, labels=labels))
 
 
-BEYOND = labelled(np.full(SAMPLES, 12, np.int64))
-TARGETS = labelled(np.full(SAMPLES, 0.5, np.float32))
+BEYOND = relabel(np.full(SAMPLES, 12, np.int64))
+TARGETS = relabel(np.full(SAMPLES, 0.5, np.float32))
 
 
 def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: ExportPool) -> None:
@@ -71,7 +71,7 @@ def test_one_healthy_device_is_enough_for_a_run(exports: ExportPool) -> None:
 def test_data_that_no_device_can_read_any_more_end_the_run(
     exports: ExportPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card that was taken out, say: it is a matter of the data, and no program is to blame."""
+    """For example, after a memory card was removed: the reason is the data and not the program."""
 
     def unreadable(*_: object) -> Dataset:
         raise FileError("data file 'faces.npz' cannot be opened (No such file or directory); check the path")
@@ -91,7 +91,7 @@ def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: ExportPool) -
 
 
 def test_a_board_trains_in_round_1_the_largest_submodel_that_its_disk_holds(exports: ExportPool) -> None:
-    """The others say how much each submodel takes; a byte less than one of them gives the next."""
+    """A run without a disk limit tells the sizes; a limit that is lower leads to a smaller submodel."""
     free = run_batch(fleet(), exports).rounds[0].clients[0]
     assert (free.limit, free.refusals) == ("", "")
 

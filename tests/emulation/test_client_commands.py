@@ -1,4 +1,4 @@
-"""What a client process is started with: on its command line, which everybody can read, and beside it."""
+"""Arguments and environment of a client process: every user can read its command line."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from subfleet.emulation.client_processes import ClientCommand
 from subfleet.transport.address import BrokerAddress, TlsFiles, parse_url
 
 
-def _command(broker: BrokerAddress, folder: Path) -> ClientCommand:
+def _make_command(broker: BrokerAddress, folder: Path) -> ClientCommand:
     return ClientCommand(
         client_id="pi",
         broker=broker,
@@ -21,18 +21,18 @@ def _command(broker: BrokerAddress, folder: Path) -> ClientCommand:
 
 
 def test_a_password_is_handed_over_where_no_process_list_shows_it(tmp_path: Path) -> None:
-    command = _command(parse_url("mqtt://me:mine@h"), tmp_path)
+    command = _make_command(parse_url("mqtt://me:mine@h"), tmp_path)
     assert "mine" not in " ".join(command.build_arguments())
     assert "mqtt://me@h:1883" in command.build_arguments()
     assert "--shared-user" in command.build_arguments(), "every client signs in as one user"
     assert command.build_environment({})["SUBFLEET_PASSWORD"] == "mine"  # noqa: S105
-    plain = _command(parse_url("mqtt://h"), tmp_path)
+    plain = _make_command(parse_url("mqtt://h"), tmp_path)
     assert "--shared-user" not in plain.build_arguments()
     assert "SUBFLEET_PASSWORD" not in plain.build_environment({"SUBFLEET_PASSWORD": "of somebody else"})
 
 
 def test_a_client_is_told_what_it_never_trains_on(tmp_path: Path) -> None:
-    plain = _command(parse_url("mqtt://h"), tmp_path)
+    plain = _make_command(parse_url("mqtt://h"), tmp_path)
     assert "--held-out" not in plain.build_arguments()
     arguments = replace(plain, held_out=tmp_path / "test.npz").build_arguments()
     assert arguments[arguments.index("--held-out") + 1] == str(tmp_path / "test.npz")
@@ -40,9 +40,9 @@ def test_a_client_is_told_what_it_never_trains_on(tmp_path: Path) -> None:
 
 def test_a_client_is_told_what_tls_is_set_up_with(tmp_path: Path) -> None:
     files = TlsFiles(ca=Path("ca.pem"), certificate=Path("our.pem"), key=Path("our.key"))
-    arguments = _command(BrokerAddress(host="h", port=8883, tls=files), tmp_path).build_arguments()
+    arguments = _make_command(BrokerAddress(host="h", port=8883, tls=files), tmp_path).build_arguments()
     assert "mqtts://h:8883" in arguments
     assert [arguments[arguments.index(option) + 1] for option in ("--ca", "--cert", "--key")] == [
         *("ca.pem", "our.pem", "our.key")
     ]
-    assert "--cert" not in _command(BrokerAddress(host="h", port=8883, tls=TlsFiles()), tmp_path).build_arguments()
+    assert "--cert" not in _make_command(BrokerAddress(host="h", port=8883, tls=TlsFiles()), tmp_path).build_arguments()

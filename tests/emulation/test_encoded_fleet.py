@@ -1,4 +1,4 @@
-"""Whole fleets whose devices encode their updates: what travels, and what comes of it."""
+"""Whole fleets with encoded updates: the bytes that are sent, and the resulting models."""
 
 import math
 from dataclasses import replace
@@ -19,8 +19,8 @@ from subfleet.settings.fleet import LabelShuffling
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
-MOST_BESIDES_BYTES = 8000
-"""Of a round: telemetry, acks, heartbeats, the container's header."""
+MAX_OTHER_BYTES = 8000
+"""An upper bound of the other bytes of a round: telemetry, acks, heartbeats and headers."""
 
 
 def rows(result: BatchResult) -> list[ClientRow]:
@@ -40,20 +40,20 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
     result = run_batch(described, exports)
     network = create_context(described.run, "run").network
     architectures = {
-        found.architecture.architecture_id: found.architecture
+        submodel.architecture.architecture_id: submodel.architecture
         for by_round in result.trained.values()
-        for found in by_round.values()
+        for submodel in by_round.values()
     }
     for row, before in zip(rows(result), rows(plain), strict=True):
         assert row.status == "aggregated"
-        assert row.architecture_id == before.architecture_id, (
-            "memory limits all of them, so that they have what they had"
-        )
+        assert row.architecture_id == before.architecture_id, "memory is the limit, so that architectures stay the same"
         assert row.update_bytes == update_bytes(network, architectures[row.architecture_id], codec)
         assert row.update_bytes < row.weight_bytes * {"qsgd": 0.27, "top_k": 0.14, "top_k_qsgd": 0.07}[codec.TYPE]
-        assert 0 <= row.bytes_up - row.update_bytes < MOST_BESIDES_BYTES
+        assert 0 <= row.bytes_up - row.update_bytes < MAX_OTHER_BYTES
         saved = before.update_bytes - row.update_bytes
-        assert before.bytes_up - row.bytes_up == pytest.approx(saved, abs=1000), "the same messages, a smaller blob"
+        assert before.bytes_up - row.bytes_up == pytest.approx(saved, abs=1000), (
+            "the messages are the same, and the blob is smaller"
+        )
         assert row.bytes_down == pytest.approx(before.bytes_down, abs=1000)
     assert result.rounds[-1].loss < result.rounds[0].loss
     assert result.model != plain.model
@@ -75,7 +75,7 @@ def test_learning_rate_0_changes_no_bit_of_the_model(exports: ExportPool) -> Non
 
 
 def test_running_statistics_are_the_same_with_any_codec(exports: ExportPool) -> None:
-    """They do not depend on how changes of weights were written in the round in which they were measured."""
+    """They do not depend on the encoding of updates in the round in which they are measured."""
     import torch
     from safetensors.torch import load
 
@@ -91,25 +91,25 @@ def test_running_statistics_are_the_same_with_any_codec(exports: ExportPool) -> 
 
 
 def test_an_attacker_encodes_what_it_sends(exports: ExportPool) -> None:
-    found = experiment(update_codec=Qsgd())
-    honest = replace(found.devices[-1], attack=LabelShuffling(strength=0.0))
-    fleet = replace(found, devices=(*found.devices[:-1], honest))
-    assert run_batch(fleet, exports).model == run_batch(found, exports).model
+    base = experiment(update_codec=Qsgd())
+    honest = replace(base.devices[-1], attack=LabelShuffling(strength=0.0))
+    fleet = replace(base, devices=(*base.devices[:-1], honest))
+    assert run_batch(fleet, exports).model == run_batch(base, exports).model
 
 
 def on_uplinks(method: AnycostFL, *uplink_bytes: int) -> GatheredRun:
-    """Clients whose uplinks carry so much in a round."""
+    """Clients with uplinks that carry this many bytes in a round."""
     settings = config(method=method, rounds=1, min_clients=len(uplink_bytes))
     clients = tuple(
-        _on_uplink(client(f"client{place}", place, LARGE_BYTES), link_bytes)
-        for place, link_bytes in enumerate(uplink_bytes)
+        _on_uplink(client(f"client{index}", index, LARGE_BYTES), link_bytes)
+        for index, link_bytes in enumerate(uplink_bytes)
     )
     return GatheredRun(run=settings, devices=clients, evaluation=part(10))
 
 
-def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
-    rows = tuple(replace(row, reading=replace(row.reading, uplink_bps=8.0 * link_bytes)) for row in found.log.rows)
-    return replace(found, log=replace(found.log, rows=rows))
+def _on_uplink(device: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
+    rows = tuple(replace(row, reading=replace(row.reading, uplink_bps=8.0 * link_bytes)) for row in device.log.rows)
+    return replace(device, log=replace(device.log, rows=rows))
 
 
 def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: ExportPool) -> None:
@@ -120,7 +120,7 @@ def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(expor
         for codec in (None, TopKQsgd(fraction=0.1))
     )
     assert [row.status.partition(":")[0] for row in plain] == ["skipped", "skipped", "aggregated"]
-    assert [row.architecture for row in coded] == ["w1"] * 3, "all of them carry the whole model"
+    assert [row.architecture for row in coded] == ["w1"] * 3, "each of them sends the whole model"
     weak, middling, strong = coded
     assert weak.update_bytes < middling.update_bytes < strong.update_bytes < whole
     for row in coded:

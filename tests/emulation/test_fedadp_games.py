@@ -1,4 +1,4 @@
-"""FedADP's games: what each client brings, and a round of each entry."""
+"""FedADP's games: the networks of the clients, and two rounds of the entries."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SMALL = (
     *("rounds=2", "training.epochs=1", "data.name=digits", "data.samples=300", "data.test_samples=100"),
     *("data.partition.min_samples=2", "model.input_shape=[1, 8, 8]", 'targets=["torch"]'),
-    *(f"fleet.devices.{place}.runtime=torch" for place in range(6)),
+    *(f"fleet.devices.{index}.runtime=torch" for index in range(6)),
     "memory_overhead_bytes={ torch = 0 }",
 )
 
@@ -39,11 +39,11 @@ def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, c
     assert set(runs) >= {"fedadp", "fedadp-paper", "flexifed-basic", "flexifed-clustered", "flexifed-max", "standalone"}
     fleets = {run.fleet for run in runs.values()}
     assert len(fleets) == 1
-    brought = Counter(device.network for device in fleets.pop().expand_devices())
-    assert (sum(brought.values()), len(brought)) == (clients, kinds)
+    networks = Counter(device.network for device in fleets.pop().expand_devices())
+    assert (sum(networks.values()), len(networks)) == (clients, kinds)
     if game == "fedadp-vgg":
-        (most,) = [family for family, count in brought.items() if count == 6]
-        depths = {sum(family.depths) for family in brought if family is not None}
+        (most,) = [family for family, count in networks.items() if count == 6]
+        depths = {sum(family.depths) for family in networks if family is not None}
         assert most is not None
         assert (sum(most.depths), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), "VGG-19 has 16 convolutions"
         run = runs["fedadp-paper"]
@@ -55,9 +55,11 @@ def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, c
 def test_the_eight_networks_of_the_paper_have_one_union() -> None:
     run = entries("fedadp-vgg")["fedadp"]
 
-    brought = [device.network for device in run.fleet.expand_devices() if device.network is not None]
-    union = network_of(unite_families(list(dict.fromkeys(brought))))
-    wider = next(one for one in brought if sum(one.depths) == 16 and getattr(one, "layer_widths", None))
+    networks = [device.network for device in run.fleet.expand_devices() if device.network is not None]
+    union = network_of(unite_families(list(dict.fromkeys(networks))))
+    wider = next(
+        network for network in networks if sum(network.depths) == 16 and getattr(network, "layer_widths", None)
+    )
     assert union.config == wider, "it is VGG-19-Wider"
 
 
@@ -78,4 +80,4 @@ def test_two_rounds_of_the_entries_in_which_all_take_part(every: bool, exports: 
         assert set(summary["figures"]["tiers"]) == {"shallow", "two", "three", "four", "three-wider", "four-wider"}
         losses[name] = summary["rounds"][-1]["loss"]
     least = 4 if every else len(SOME)
-    assert len({f"{one:.6f}" for one in losses.values()}) >= least, "they are methods of their own"
+    assert len({f"{loss:.6f}" for loss in losses.values()}) >= least, "their losses differ"

@@ -1,4 +1,4 @@
-"""FedorAS' games in `benchmarks/fedoras`: they can be read, and a short one goes through all stages."""
+"""FedorAS' games in `benchmarks/fedoras`: they can be read, and a short one passes through all stages."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ GAMES = ROOT / "benchmarks" / "fedoras"
 
 @pytest.fixture(autouse=True)
 def _in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles of devices are named from there, as the files say."""
+    """The files name device profiles relative to the project folder."""
     monkeypatch.chdir(ROOT)
 
 
@@ -67,8 +67,8 @@ def test_entries_differ_in_nothing_but_what_they_say(game: str, names: set[str])
 def test_ablations_are_those_of_the_paper() -> None:
     runs = {"half": entries("cifar10")["opa"], **entries("ablation")}
     methods = {name: run.method for name, run in runs.items()}
-    assert all(isinstance(one, FedorAS) for one in methods.values())
-    shares = {name: one.subspace for name, one in methods.items() if isinstance(one, FedorAS)}
+    assert all(isinstance(method, FedorAS) for method in methods.values())
+    shares = {name: method.subspace for name, method in methods.items() if isinstance(method, FedorAS)}
     assert (shares["whole"], shares["half"], shares["quarter"]) == (1.0, 0.5, 0.25)
     samples = {name: run.data.validation_samples for name, run in runs.items()}
     assert [samples[name] for name in ("validation-20", "half", "validation-50")] == [400, 500, 1000]  # of 2,000
@@ -78,8 +78,8 @@ def test_ablations_are_those_of_the_paper() -> None:
 
 
 def test_other_methods_have_the_devices_and_the_samples_of_the_game() -> None:
-    game, others = entries("cifar10")["opa"], entries("others")
-    for run in others.values():
+    game, runs = entries("cifar10")["opa"], entries("others")
+    for run in runs.values():
         assert (run.fleet, run.data, run.rounds, run.clients_per_round) == (
             game.fleet,
             game.data,
@@ -90,7 +90,7 @@ def test_other_methods_have_the_devices_and_the_samples_of_the_game() -> None:
 
 
 OPERATORS = ["conv1", "dsconv3", "mbconv1_double", "mbconv3", "identity"]
-"""Few: each of each block is a program."""
+"""A few: each operator of each block is a program."""
 
 
 @pytest.mark.export
@@ -110,27 +110,30 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     with ExportPool(cache, workers=1) as exports:
         run_in_batch(run, tmp_path / "run", Unobserved(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    first, *found = summary["networks"]
-    assert (first["retired_round"], [one["network"] for one in found]) == (2, ["t1", "t2"])
-    assert all(one["trained_rounds"] for one in found)
-    assert {one["tier"] for one in summary["generations"]} == {1, 2}
-    assert sum(one["paths"] for one in summary["generations"]) == 12
-    told = [one["devices"] for one in summary["generations"]]
-    assert [one is not None for one in told] == [scoring == "devices"] * len(told)
-    for one in filter(None, told):
-        assert (one["rounds"], one["answers"], len(one["ranks"])) == (2, 4, 2)
-        assert 0 < one["supernet_bytes"] < first["weight_bytes"]
-        assert one["bytes_down"] > one["answers"] * one["supernet_bytes"]
+    first, *networks = summary["networks"]
+    assert (first["retired_round"], [network["network"] for network in networks]) == (2, ["t1", "t2"])
+    assert all(network["trained_rounds"] for network in networks)
+    assert {generation["tier"] for generation in summary["generations"]} == {1, 2}
+    assert sum(generation["paths"] for generation in summary["generations"]) == 12
+    device_scores = [generation["devices"] for generation in summary["generations"]]
+    assert [scores is not None for scores in device_scores] == [scoring == "devices"] * len(device_scores)
+    for scores in filter(None, device_scores):
+        assert (scores["rounds"], scores["answers"], len(scores["ranks"])) == (2, 4, 2)
+        assert 0 < scores["supernet_bytes"] < first["weight_bytes"]
+        assert scores["bytes_down"] > scores["answers"] * scores["supernet_bytes"]
     assert (tmp_path / "run" / SUPERNET).exists()
-    best = [max(one["best"] for one in summary["generations"] if one["tier"] == tier) for tier in (1, 2)]
-    known = [one["own_mean"] for one in found if one["own_mean"] is not None]
-    assert summary["tuning"]["networks"] == len(known)
-    # Who trained nothing but the supernet, which has retired, has a network all the same.
+    best = [
+        max(generation["best"] for generation in summary["generations"] if generation["tier"] == tier)
+        for tier in (1, 2)
+    ]
+    accuracies = [network["own_mean"] for network in networks if network["own_mean"] is not None]
+    assert summary["tuning"]["networks"] == len(accuracies)
+    # A device that trained only the supernet, which is retired, has a network as well.
     assert all(summary["figures"]["tiers"].values())
-    if len(known) == 2 and best[0] != best[1] and known[0] != known[1]:
-        assert summary["tuning"]["tau"] == (1.0 if (best[0] < best[1]) == (known[0] < known[1]) else -1.0)
+    if len(accuracies) == 2 and best[0] != best[1] and accuracies[0] != accuracies[1]:
+        assert summary["tuning"]["tau"] == (1.0 if (best[0] < best[1]) == (accuracies[0] < accuracies[1]) else -1.0)
     write_description(tmp_path / "run", run)
-    for row in found:  # whoever was left with it
+    for row in networks:
         tier = load_network(tmp_path / "run", row["network"])
         written = write_path(tier, tier.network.full_architecture(), ("onnx",), tmp_path / row["network"], cache=cache)
         assert (written["parameters"], written["forward_macs"]) == (row["parameters"], row["forward_macs"])

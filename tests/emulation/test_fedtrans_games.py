@@ -1,4 +1,4 @@
-"""FedTrans' games are played for a few rounds as their files say, each entry with the network that it is to have."""
+"""FedTrans' games are played for a few rounds, each entry with the network that its file states."""
 
 import json
 import os
@@ -37,18 +37,18 @@ SMALL = (
     *("memory_overhead_bytes={ torch = 0 }", "fleet.devices.0.population=mixed", "data.name=digits"),
 )
 EARLY = ("method.beta=1e9", "method.gamma=1", "method.delta=1")
-"""A network grows as soon as two rounds have told of its loss."""
+"""A network grows as soon as two rounds have measured its loss."""
 
 
-def small(game: str) -> Iterator[Run]:
-    """A game's runs with one seed on four devices, which have digits and whatever logs come with the package."""
+def read_small_runs(game: str) -> Iterator[Run]:
+    """A game's runs with one seed on four devices, with digits and the logs of the package."""
     for run in read_runs(f"fedtrans-{game}", (*SMALL, *EARLY), (1,)):
         shape: dict[str, Any] = {"input_shape": (1, 8, 8)} | ({"patch": 2} if game == "vit" else {})
         yield replace(run, model=replace(run.model, **shape))
 
 
-def played(run: Run, runs: Path, exports: ExportPool) -> Mapping[str, Any]:
-    """A run played in its own folder, which takes its model from one beside it."""
+def play(run: Run, runs: Path, exports: ExportPool) -> Mapping[str, Any]:
+    """Play a run in its own folder; its model may come from another run in `runs`."""
     run, folder = resolve_model(run, runs), runs / run.name
     folder.mkdir(parents=True)
     write_description(folder, run)
@@ -58,7 +58,7 @@ def played(run: Run, runs: Path, exports: ExportPool) -> Mapping[str, Any]:
 
 
 def entries(game: str) -> dict[str, Run]:
-    return {run.name.removeprefix(f"fedtrans-{game}-").removesuffix("-s1"): run for run in small(game)}
+    return {run.name.removeprefix(f"fedtrans-{game}-").removesuffix("-s1"): run for run in read_small_runs(game)}
 
 
 @pytest.mark.export
@@ -91,17 +91,17 @@ def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
     game: str, names: tuple[str, ...], exports: ExportPool, tmp_path: Path
 ) -> None:
     runs = entries(game)
-    played(runs["fedtrans"], tmp_path, exports)
+    play(runs["fedtrans"], tmp_path, exports)
     networks = read_networks(tmp_path / runs["fedtrans"].name)
-    assert len(networks) >= 2, "one that the weakest device carries, and one that grew"
+    assert len(networks) >= 2, "the first one and one that grew from it"
     for name in names:
-        summary = played(runs[name], tmp_path, exports)
+        summary = play(runs[name], tmp_path, exports)
         assert [record["aggregated"] > 0 for record in summary["rounds"]] == [True, True]
-        kept = read_description(tmp_path / runs[name].name)
+        described = read_description(tmp_path / runs[name].name)
         if runs[name].model_of is not None:
-            wanted = networks[0] if "smallest" in name or "middle" in name else networks[-1]
-            assert kept.model == wanted.lineage.config
-            whole = network_of(wanted.lineage.config)
+            network = networks[0] if "smallest" in name or "middle" in name else networks[-1]
+            assert described.model == network.lineage.config
+            whole = network_of(network.lineage.config)
             most = max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
             assert most <= Costs(whole).of([whole.full_architecture()])[0][0]
             assert (name != "fedavg-smallest") or most == Costs(whole).of([whole.full_architecture()])[0][0]
@@ -121,20 +121,20 @@ ABLATED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "crop": ("share",),
     }
 )
-PUT_UNDER: Mapping[str, str] = MappingProxyType(
+CHANGED_SETTINGS: Mapping[str, str] = MappingProxyType(
     {"fedtrans-fedprox": "method.mu", "fedtrans-fedyogi": "server_optimiser"}
 )
 
 
-def meant(game: str, name: str) -> set[str]:
-    """The settings that an entry is to have otherwise than the first one, as its name says."""
+def expect_changes(game: str, name: str) -> set[str]:
+    """The settings in which an entry differs from the first one, according to its name."""
     if game == "sensitivity" and name != "as-played":
         return {f"method.{name.split('-', maxsplit=1)[0]}"}
     if game == "heterogeneity" and name != "fedtrans-0.1":
         return {"data.partition.alpha"}
     if game == "ablation":
         return {f"method.{key}" for key in ABLATED[name]}
-    return {PUT_UNDER[name]} if name in PUT_UNDER else set()
+    return {CHANGED_SETTINGS[name]} if name in CHANGED_SETTINGS else set()
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -150,7 +150,7 @@ def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
             continue
         changed = list_changes(select_outcome_settings(base), select_outcome_settings(replace(run, name=base.name)))
         keys = set(re.findall(r"(?:^|, )([\w.]+) from ", changed))
-        assert keys == meant(game, name), name
+        assert keys == expect_changes(game, name), name
 
 
 @with_logs
@@ -158,9 +158,9 @@ def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
 def test_samples_can_be_split_as_unequally_as_the_sweep_says() -> None:
     runs = [run for run in read_runs("fedtrans-heterogeneity") if run.model_of is None]
     lowest = min(run.data.partition.alpha for run in runs)
-    tried = [run for run in runs if run.data.partition.alpha == lowest]
-    assert [run.seed for run in tried] == [1, 2, 3]
-    for run in tried:
+    selected = [run for run in runs if run.data.partition.alpha == lowest]
+    assert [run.seed for run in selected] == [1, 2, 3]
+    for run in selected:
         assert len(gather_run(run).devices) == 50
 
 

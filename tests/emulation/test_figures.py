@@ -1,4 +1,4 @@
-"""Figures of virtual runs against what can be counted by hand."""
+"""Figures of virtual runs against values that are counted directly."""
 
 from dataclasses import replace
 from typing import Any
@@ -54,7 +54,7 @@ ROW = ClientRow(
         ({"uplink_budget_bytes": 1500}, False),
         ({"uplink_budget_bytes": 1499}, True),
         ({"uplink_budget_bytes": None}, False),
-        ({"planned_peak_bytes": 0, "budget_bytes": 0, "downlink_budget_bytes": 0}, False),  # it was given no task
+        ({"planned_peak_bytes": 0, "budget_bytes": 0, "downlink_budget_bytes": 0}, False),  # it was assigned no task
     ],
 )
 def test_a_violation_is_a_task_beyond_its_budget(changes: dict[str, Any], expected: bool) -> None:
@@ -88,24 +88,24 @@ def run(exports: ExportPool) -> Run:
 @pytest.mark.export
 def test_counts_are_those_of_the_rows(run: Run) -> None:
     described, result = run
-    found = compute_batch_figures(described, result)
+    figures = compute_batch_figures(described, result)
     rows = [row for record in result.rounds for row in record.clients]
-    assert found["bytes_up"] == sum(row.bytes_up for row in rows)
-    assert found["bytes_down"] == sum(row.bytes_down for row in rows)
-    assert (found["violations"], found["participation"], found["never_aggregated"]) == (0, 1.0, 0)
-    assert found["accuracy"] == result.rounds[-1].accuracy
-    assert found["utilisation"] == pytest.approx(sum(row.utilisation or 0.0 for row in rows) / len(rows))
-    # Three passes of both epochs over every sample; the matrices are (64, w), two of (w, w) in the block, and (w, 10).
+    assert figures["bytes_up"] == sum(row.bytes_up for row in rows)
+    assert figures["bytes_down"] == sum(row.bytes_down for row in rows)
+    assert (figures["violations"], figures["participation"], figures["never_aggregated"]) == (0, 1.0, 0)
+    assert figures["accuracy"] == result.rounds[-1].accuracy
+    assert figures["utilisation"] == pytest.approx(sum(row.utilisation or 0.0 for row in rows) / len(rows))
+    # Three passes per epoch over every sample; the matrices are (64, w), two of (w, w) in the block, and (w, 10).
     matrices = {"w1/2 d1": 64 * 32 + 2 * 32 * 32 + 32 * 10, "w1 d1": 3 * 64 * 64 + 64 * 10}
-    assert found["macs"] == sum(3 * 2 * SAMPLES * matrices[row.architecture] for row in rows)
-    assert sum(row["macs"] for one in found["rounds"] for row in one["clients"]) == found["macs"]
+    assert figures["macs"] == sum(3 * 2 * SAMPLES * matrices[row.architecture] for row in rows)
+    assert sum(row["macs"] for entry in figures["rounds"] for row in entry["clients"]) == figures["macs"]
 
 
 @pytest.mark.slow
 @pytest.mark.export
 def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
     described, result = run
-    found = compute_batch_figures(described, result)
+    figures = compute_batch_figures(described, result)
     network, state = network_of(described.run.model), load(result.model)
 
     def accuracy(architecture: Architecture, data: Any) -> float:
@@ -113,19 +113,19 @@ def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
             network, architecture, state, torch.from_numpy(data.inputs), torch.from_numpy(data.labels)
         ).accuracy
 
-    last = {name: found_with[2].architecture for name, found_with in result.trained.items()}
+    last = {name: by_round[2].architecture for name, by_round in result.trained.items()}
     assert (
         last["ada"].architecture_id
         != last["bob"].architecture_id
         == last["cyd"].architecture_id
         == network.full_architecture().architecture_id
     )
-    own = {one.client_id: accuracy(last[one.client_id], one.test) for one in described.devices}
-    assert found["own"] == own
-    assert (found["own_mean"], found["own_worst"]) == (pytest.approx(sum(own.values()) / 3), min(own.values()))
+    own = {device.client_id: accuracy(last[device.client_id], device.test) for device in described.devices}
+    assert figures["own"] == own
+    assert (figures["own_mean"], figures["own_worst"]) == (pytest.approx(sum(own.values()) / 3), min(own.values()))
     small = [accuracy(last[name], described.evaluation) for name in ("ada", "bob")]
-    assert found["tiers"] == {"small": pytest.approx(sum(small) / 2), "large": result.rounds[-1].accuracy}
-    assert found["worst_tier"] == min(found["tiers"].values())
+    assert figures["tiers"] == {"small": pytest.approx(sum(small) / 2), "large": result.rounds[-1].accuracy}
+    assert figures["worst_tier"] == min(figures["tiers"].values())
 
 
 @pytest.mark.slow
@@ -134,12 +134,12 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
     described, result = run
     first, second = result.rounds
     away = tuple(replace(row, status="skipped: away") if row.client_id == "bob" else row for row in second.clients)
-    found = compute_batch_figures(described, replace(result, rounds=(first, replace(second, clients=away))))
-    assert found["participation"] == pytest.approx(5 / 6)
-    assert found["least_participation"] == pytest.approx(2 / 3)
-    assert found["never_aggregated"] == 0, "which told nothing of it"
-    assert [one["participation"] for one in found["rounds"]] == [1.0, pytest.approx(2 / 3)]
-    assert [one["left_out"] for one in found["rounds"]] == ["", "1 skipped: away"]
+    figures = compute_batch_figures(described, replace(result, rounds=(first, replace(second, clients=away))))
+    assert figures["participation"] == pytest.approx(5 / 6)
+    assert figures["least_participation"] == pytest.approx(2 / 3)
+    assert figures["never_aggregated"] == 0, "the client was aggregated in round 1"
+    assert [entry["participation"] for entry in figures["rounds"]] == [1.0, pytest.approx(2 / 3)]
+    assert [entry["left_out"] for entry in figures["rounds"]] == ["", "1 skipped: away"]
 
 
 @pytest.mark.slow
@@ -148,18 +148,18 @@ def test_who_was_never_aggregated_has_no_model(run: Run) -> None:
     described, result = run
     rounds = tuple(
         replace(
-            one,
+            record,
             clients=tuple(
-                row if row.client_id == "cyd" else replace(row, status="skipped: away") for row in one.clients
+                row if row.client_id == "cyd" else replace(row, status="skipped: away") for row in record.clients
             ),
         )
-        for one in result.rounds
+        for record in result.rounds
     )
     alone = replace(result, rounds=rounds, own={"cyd": result.own["cyd"]})
-    found = compute_batch_figures(described, alone)
-    assert found["tiers"]["large"] > 0
-    assert found["tiers"]["small"] is found["worst_tier"] is found["submodels"] is None, "which is not 0"
-    assert found["never_aggregated"] == 2
-    assert set(found["own"]) == {"cyd"}
+    figures = compute_batch_figures(described, alone)
+    assert figures["tiers"]["large"] > 0
+    assert figures["tiers"]["small"] is figures["worst_tier"] is figures["submodels"] is None, "unknown, and not 0"
+    assert figures["never_aggregated"] == 2
+    assert set(figures["own"]) == {"cyd"}
     with pytest.raises(RunError, match="no round of the run aggregated an update"):
         compute_batch_figures(described, replace(result, model=b""))

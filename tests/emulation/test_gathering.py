@@ -1,4 +1,4 @@
-"""What a run says of data and devices is read as it says."""
+"""The data and devices of a run are gathered according to its settings."""
 
 import threading
 from dataclasses import replace
@@ -48,12 +48,12 @@ def test_pieces_are_disjoint_and_complete(tmp_path: Path) -> None:
 
 def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
     run = read_run("quickstart")
-    first, again = write_files(gather_run(run), tmp_path / "a"), write_files(gather_run(run), tmp_path / "b")
+    first, second = write_files(gather_run(run), tmp_path / "a"), write_files(gather_run(run), tmp_path / "b")
     for client, path in first.clients.items():
-        one, other = tasks.read_dataset(str(path)), tasks.read_dataset(str(again.clients[client]))
-        assert np.array_equal(one.inputs, other.inputs)
-        assert np.array_equal(one.labels, other.labels)
-        assert first.logs[client].read_bytes() == again.logs[client].read_bytes()
+        first_data, second_data = tasks.read_dataset(str(path)), tasks.read_dataset(str(second.clients[client]))
+        assert np.array_equal(first_data.inputs, second_data.inputs)
+        assert np.array_equal(first_data.labels, second_data.labels)
+        assert first.logs[client].read_bytes() == second.logs[client].read_bytes()
 
 
 def test_devices_that_are_alike_begin_at_other_points_of_one_log() -> None:
@@ -61,10 +61,10 @@ def test_devices_that_are_alike_begin_at_other_points_of_one_log() -> None:
     log, devices = load_log("raspberry_pi_4"), gather_run(run).devices
     assert [device.client_id for device in devices] == ["pi-1", "pi-2", "pi-3"]
     assert devices[0].log == log
-    for place, device in enumerate(devices):
-        start = place * len(log.rows) // 3
-        turned = [*log.rows[start:], *log.rows[:start]]
-        assert [row.reading for row in device.log.rows] == [row.reading for row in turned]
+    for index, device in enumerate(devices):
+        start = index * len(log.rows) // 3
+        rotated = [*log.rows[start:], *log.rows[:start]]
+        assert [row.reading for row in device.log.rows] == [row.reading for row in rotated]
         times = [row.t_s for row in device.log.rows]
         assert times[0] == 0
         assert times == sorted(set(times))
@@ -73,12 +73,14 @@ def test_devices_that_are_alike_begin_at_other_points_of_one_log() -> None:
 
 def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
     two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
-    found = gather_run(with_devices(*two, samples=600, test_samples=50, held_out=0.2, standardise=True))
-    assert len(found.evaluation) == 50
-    for device in found.devices:
+    gathered = gather_run(with_devices(*two, samples=600, test_samples=50, held_out=0.2, standardise=True))
+    assert len(gathered.evaluation) == 50
+    for device in gathered.devices:
         assert device.test is not None
         assert len(device.test) == round(0.2 * (len(device.test) + len(device.data)))
-    whole = np.concatenate([part.inputs for one in found.devices for part in (one.data, one.test) if part is not None])
+    whole = np.concatenate(
+        [part.inputs for client in gathered.devices for part in (client.data, client.test) if part is not None]
+    )
     assert len(whole) == 600
     assert float(whole.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(whole.std()) == pytest.approx(1.0, rel=1e-5)
@@ -88,51 +90,53 @@ def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) ->
     run = read_run("quickstart")
     nothing = replace(run, data=replace(run.data, held_out=0.0))
     assert not write_files(gather_run(nothing), tmp_path / "none").held_out
-    found = gather_run(replace(run, data=replace(run.data, held_out=0.25)))
-    files = write_files(found, tmp_path / "some")
+    gathered = gather_run(replace(run, data=replace(run.data, held_out=0.25)))
+    files = write_files(gathered, tmp_path / "some")
     assert set(files.held_out) == set(files.clients)
-    for device in found.devices:
-        test, train = (tasks.read_dataset(str(part[device.client_id])) for part in (files.held_out, files.clients))
+    for device in gathered.devices:
+        test, train = (tasks.read_dataset(str(paths[device.client_id])) for paths in (files.held_out, files.clients))
         assert device.test is not None
         assert np.array_equal(test.inputs, device.test.inputs)
         rows = {bytes(row) for row in train.inputs}
-        assert not rows & {bytes(row) for row in test.inputs}, "nothing is in both"
+        assert not rows & {bytes(row) for row in test.inputs}, "no sample is in both"
         assert build_profile(device).held_out_count == len(test)
 
 
 def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:
-    own = tasks.load_digits().take(np.arange(25))
-    tasks.write_npz(tmp_path / "own.npz", own)
-    mine = DeviceSettings(id="mine", log="laptop", data=str(tmp_path / "own.npz"))
-    found = gather_run(with_devices(mine, DeviceSettings(id="other", log="laptop")))
-    assert len(found.devices[0].data) == 25
-    assert len(found.devices[1].data) == len(tasks.read_dataset("digits:train"))
-    alone = gather_run(with_devices(mine, name="", test="digits:test"))
-    assert len(alone.devices) == 1
+    samples = tasks.load_digits().take(np.arange(25))
+    tasks.write_npz(tmp_path / "own.npz", samples)
+    device = DeviceSettings(id="mine", log="laptop", data=str(tmp_path / "own.npz"))
+    gathered = gather_run(with_devices(device, DeviceSettings(id="other", log="laptop")))
+    assert len(gathered.devices[0].data) == 25
+    assert len(gathered.devices[1].data) == len(tasks.read_dataset("digits:train"))
+    single = gather_run(with_devices(device, name="", test="digits:test"))
+    assert len(single.devices) == 1
 
 
 def test_samples_of_one_s_own_are_split_as_those_of_a_known_data_set_are(tmp_path: Path) -> None:
     tasks.write_npz(tmp_path / "mine.npz", tasks.read_dataset("digits:train").take(np.arange(300)))
     two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
-    own = gather_run(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
-    assert sum(len(device.data) for device in own.devices) == 300
+    from_file = gather_run(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
+    assert sum(len(device.data) for device in from_file.devices) == 300
     named = gather_run(with_devices(*two))
-    again = gather_run(with_devices(*two, name="", train="digits:train", test="digits:test"))
-    for one, other in zip(named.devices, again.devices, strict=True):
-        assert one.data.inputs.tobytes() == other.data.inputs.tobytes()
+    by_parts = gather_run(with_devices(*two, name="", train="digits:train", test="digits:test"))
+    for first, second in zip(named.devices, by_parts.devices, strict=True):
+        assert first.data.inputs.tobytes() == second.data.inputs.tobytes()
     with pytest.raises(ConfigError, match="train are empty, but the device 'a' has no samples of its own"):
         gather_run(with_devices(*two, name="", test="digits:test"))
 
 
 def test_devices_of_a_population_are_drawn_by_the_run_s_seed_and_their_id() -> None:
-    some = DeviceSettings(id="some", population="mixed", count=6)
-    found = gather_run(with_devices(some)).devices
+    settings = DeviceSettings(id="some", population="mixed", count=6)
+    devices = gather_run(with_devices(settings)).devices
     drawn = draw_devices(load_population("mixed"), 6, seed="3/some", data=None)
-    assert [(device.profile, device.log) for device in found] == [(one.profile, one.log) for one in drawn]
-    assert [device.tier for device in found] == [one.profile.name for one in drawn]
-    others = gather_run(with_devices(replace(some, id="other"))).devices
-    assert [device.log for device in others] != [device.log for device in found]
-    runs = [with_devices(some), with_devices(replace(some, population="", log="laptop"))]
+    assert [(device.profile, device.log) for device in devices] == [
+        (drawn_device.profile, drawn_device.log) for drawn_device in drawn
+    ]
+    assert [device.tier for device in devices] == [drawn_device.profile.name for drawn_device in drawn]
+    other_devices = gather_run(with_devices(replace(settings, id="other"))).devices
+    assert [device.log for device in other_devices] != [device.log for device in devices]
+    runs = [with_devices(settings), with_devices(replace(settings, population="", log="laptop"))]
     assert len({run.fingerprint() for run in runs}) == 2
     assert len({gather_run(run).devices[0].log.source for run in runs}) == 2
 
@@ -141,10 +145,10 @@ def test_what_a_device_has_at_all_times_takes_the_place_of_logs() -> None:
     reading = Reading(memory_free_bytes=10**9, downlink_bps=1e6)
     steady = DeviceSettings(id="a", steady=reading, count=2)
     of_population = DeviceSettings(id="b", population="mixed", steady=reading, count=3)
-    found = gather_run(with_devices(steady, of_population)).devices
-    assert [[row.reading for row in device.log.rows] for device in found] == [[reading]] * 5
+    devices = gather_run(with_devices(steady, of_population)).devices
+    assert [[row.reading for row in device.log.rows] for device in devices] == [[reading]] * 5
     drawn = draw_devices(load_population("mixed"), 3, seed="3/b", data=None)
-    assert [device.profile for device in found[2:]] == [one.profile for one in drawn]
+    assert [device.profile for device in devices[2:]] == [drawn_device.profile for drawn_device in drawn]
 
 
 @pytest.mark.parametrize(
@@ -171,10 +175,10 @@ def test_attackers_are_those_that_the_run_names_and_client_processes_refuse_them
 
 
 def test_client_processes_read_the_profiles_that_a_population_gave(tmp_path: Path) -> None:
-    found = gather_run(with_devices(DeviceSettings(id="some", population="mixed", count=4)))
-    files = write_files(found, tmp_path)
-    assert [load_profile(str(files.profiles[one.client_id])) for one in found.devices] == [
-        one.profile for one in found.devices
+    gathered = gather_run(with_devices(DeviceSettings(id="some", population="mixed", count=4)))
+    files = write_files(gathered, tmp_path)
+    assert [load_profile(str(files.profiles[device.client_id])) for device in gathered.devices] == [
+        device.profile for device in gathered.devices
     ]
 
 

@@ -1,4 +1,4 @@
-"""A run whose networks grow tells of them in its tables, in summary.json, on its page and where runs are compared."""
+"""A run with growing networks reports them in its tables, `summary.json`, its page and comparisons."""
 
 import io
 import json
@@ -48,8 +48,8 @@ devices = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grown:
-    """What a run has left behind, and what it has printed."""
+class FinishedRun:
+    """The folder, the output and the summary of a finished run."""
 
     folder: Path
     printed: list[str]
@@ -57,7 +57,7 @@ class Grown:
 
 
 @pytest.fixture(scope="module")
-def run(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Grown:
+def run(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("grown")
     (folder / "box.toml").write_text(PROFILE, encoding="utf-8")
     (folder / "grown.toml").write_text(RUN.replace("BOX", str(folder / "box.toml")), encoding="utf-8")
@@ -68,59 +68,63 @@ def run(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Grown:
     for line in describe_outcome(outcome):
         display.say(line)
     summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))
-    return Grown(folder=outcome.folder, printed=screen.getvalue().splitlines(), summary=summary)
+    return FinishedRun(folder=outcome.folder, printed=screen.getvalue().splitlines(), summary=summary)
 
 
-def test_the_summary_has_the_family_tree(run: Grown) -> None:
-    networks = {one["network"]: one for one in run.summary["networks"] if one["retired_round"] != 0}
+def test_the_summary_has_the_family_tree(run: FinishedRun) -> None:
+    networks = {entry["network"]: entry for entry in run.summary["networks"] if entry["retired_round"] != 0}
     first, child = list(networks.values())[:2]
     assert len(networks) >= 3
     assert (first["parent"], child["parent"], child["map"]) == (None, first["network"], "replicated")
     assert child["wider"] == ["section0.block0"]
     assert child["reason"].startswith("section0.block0 wider, as its loss fell by ")
     assert child["forward_macs"] > first["forward_macs"]
-    rows = [(one["round"], row) for one in run.summary["rounds"] for row in one["clients"] if row["sample_passes"]]
-    for name, one in networks.items():
-        own = [(number, row) for number, row in rows if row["network"] == name]
-        assert one["trained_rounds"] == len({number for number, _ in own})
-        assert one["clients"] == len({row["client_id"] for _, row in own})
-        assert sum(one["clients_by_round"].values()) == len(own)
-        assert one["training_macs"] == sum(3 * row["forward_macs"] * row["sample_passes"] for _, row in own)
-        assert {row["forward_macs"] for _, row in own} <= {one["forward_macs"]}
-        found = [row for row in run.summary["evaluation"]["clients"] if row["network"] == name]
-        assert one["owners"] == len(found)
-        if found:
-            assert one["own_mean"] == pytest.approx(sum(row["accuracy"] for row in found) / len(found))
-        if one["trained_rounds"] and one["born_round"]:
-            assert one["born_round"] < one["ready_round"] <= min(number for number, _ in own)
-    assert sum(one["trained_rounds"] > 0 for one in networks.values()) >= 2
+    rows = [
+        (record["round"], row) for record in run.summary["rounds"] for row in record["clients"] if row["sample_passes"]
+    ]
+    for name, network in networks.items():
+        trainings = [(number, row) for number, row in rows if row["network"] == name]
+        assert network["trained_rounds"] == len({number for number, _ in trainings})
+        assert network["clients"] == len({row["client_id"] for _, row in trainings})
+        assert sum(network["clients_by_round"].values()) == len(trainings)
+        assert network["training_macs"] == sum(3 * row["forward_macs"] * row["sample_passes"] for _, row in trainings)
+        assert {row["forward_macs"] for _, row in trainings} <= {network["forward_macs"]}
+        owners = [row for row in run.summary["evaluation"]["clients"] if row["network"] == name]
+        assert network["owners"] == len(owners)
+        if owners:
+            assert network["own_mean"] == pytest.approx(sum(row["accuracy"] for row in owners) / len(owners))
+        if network["trained_rounds"] and network["born_round"]:
+            assert network["born_round"] < network["ready_round"] <= min(number for number, _ in trainings)
+    assert sum(network["trained_rounds"] > 0 for network in networks.values()) >= 2
 
 
-def test_the_summary_has_what_it_took(run: Grown) -> None:
-    costs, rows = run.summary["costs"], [row for one in run.summary["rounds"] for row in one["clients"]]
-    assert costs["training_macs"] == 3 * costs["forward_macs"] == sum(one["training_macs"] for one in rows) > 0
-    # One epoch over all samples that a device has.
+def test_the_summary_has_what_it_took(run: FinishedRun) -> None:
+    costs, rows = run.summary["costs"], [row for record in run.summary["rounds"] for row in record["clients"]]
+    assert costs["training_macs"] == 3 * costs["forward_macs"] == sum(row["training_macs"] for row in rows) > 0
+    # One epoch over all samples of a device.
     assert all(row["sample_passes"] == row["sample_count"] for row in rows)
     assert costs["bytes_down"] == sum(row["bytes_down"] for row in rows)
     assert costs["bytes_up"] == sum(row["bytes_up"] for row in rows)
-    in_use = [one["weight_bytes"] for one in run.summary["networks"] if one["retired_round"] != 0]
+    in_use = [network["weight_bytes"] for network in run.summary["networks"] if network["retired_round"] != 0]
     assert costs["storage_bytes"] == run.summary["rounds"][-1]["model_bytes"] == sum(in_use)
-    assert (costs["rounds"], costs["clients"]) == (None, None), "a logical clock stands while devices work"
+    assert (costs["rounds"], costs["clients"]) == (None, None), "a logical clock stands still while devices work"
     for row in rows:
         paced = row["client_id"] == "box"
         assert row["expected_training_s"] == (pytest.approx(row["training_macs"] / PACE) if paced else 0.0)
         assert row["expected_uplink_s"] > 0
     assert costs["paced"] == pytest.approx(1 / 3)
     slowest = [
-        max(sum(row[f"expected_{part}_s"] for part in ("downlink", "training", "uplink")) for row in one["clients"])
-        for one in run.summary["rounds"]
+        max(
+            sum(row[f"expected_{phase}_s"] for phase in ("downlink", "training", "uplink")) for row in record["clients"]
+        )
+        for record in run.summary["rounds"]
     ]
-    assert [one["expected_s"] for one in run.summary["rounds"]] == pytest.approx(slowest)
+    assert [record["expected_s"] for record in run.summary["rounds"]] == pytest.approx(slowest)
     assert costs["expected_rounds"]["count"] == 6
     assert costs["expected_rounds"]["mean_s"] == pytest.approx(sum(slowest) / 6)
 
 
-def test_people_are_told(run: Grown) -> None:
+def test_people_are_told(run: FinishedRun) -> None:
     text = "\n".join(run.printed)
     appeared, ready = text.index("network m1 has appeared, replicated from "), text.index("network m1 may be trained")
     assert appeared < ready
@@ -134,25 +138,25 @@ def test_people_are_told(run: Grown) -> None:
     assert "middle half" in text
 
 
-def test_the_page_shows_the_tree(run: Grown) -> None:
+def test_the_page_shows_the_tree(run: FinishedRun) -> None:
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     _, _, figure = page.partition('<figure class="tree">')
     svg = figure[: figure.index("</svg>") + len("</svg>")]
     ElementTree.fromstring(svg)  # noqa: S314  # our own
-    for shown in ("<!-- m1 -->", "<!-- m2 -->", "<!-- section0.block0 wider -->"):
-        assert shown in svg
+    for comment in ("<!-- m1 -->", "<!-- m2 -->", "<!-- section0.block0 wider -->"):
+        assert comment in svg
     assert "<td>section0.block0 wider</td>" in page
     assert "All training took" in page
     assert "A round was expected to take" in page
 
 
-def test_runs_are_compared_by_what_they_took(run: Grown) -> None:
-    done = CliRunner().invoke(app, ["compare", str(run.folder), "--json"])
-    assert done.exit_code == 0, done.output
-    (found,) = json.loads(done.stdout)
+def test_runs_are_compared_by_what_they_took(run: FinishedRun) -> None:
+    result = CliRunner().invoke(app, ["compare", str(run.folder), "--json"])
+    assert result.exit_code == 0, result.output
+    (entrant,) = json.loads(result.stdout)
     costs = run.summary["costs"]
-    assert found["costs"] == {
-        "networks": sum(one["retired_round"] != 0 for one in run.summary["networks"]),
+    assert entrant["costs"] == {
+        "networks": sum(network["retired_round"] != 0 for network in run.summary["networks"]),
         "training_macs": costs["training_macs"],
         "bytes_down": costs["bytes_down"],
         "bytes_up": costs["bytes_up"],
@@ -160,7 +164,7 @@ def test_runs_are_compared_by_what_they_took(run: Grown) -> None:
         "expected_round_s": costs["expected_rounds"]["mean_s"],
         "expected_round_deviation_s": costs["expected_rounds"]["deviation_s"],
     }
-    assert found["figures"]["own_range"] == run.summary["evaluation"]["accuracy"]["interquartile_range"]
+    assert entrant["figures"]["own_range"] == run.summary["evaluation"]["accuracy"]["interquartile_range"]
     shown = CliRunner().invoke(app, ["compare", str(run.folder)])
     assert "networks" in shown.stdout
     assert f"{costs['bytes_up'] / 1e6:.1f}" in shown.stdout

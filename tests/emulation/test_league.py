@@ -1,4 +1,4 @@
-"""The league's games are played for a round as their files say, and their fleets are those of the published tables."""
+"""The league's games are played for a round, and their fleets are those of the published tables."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ LOGS = Path(DATA) / "memory" / "phone_top_1s.csv"
 with_logs = pytest.mark.skipif(not DATA or not LOGS.exists(), reason="SUBFLEET_DATA has no logs of the league")
 
 FLEET = "4af088d0583a3a66791d87c1c5346eaf478529ca0eb5705d76ad7fd2c31e42d1"
-"""Kinds, shares of memory and logs of the 50 devices with which the tables of 0ce1125 and ae35b7e were played."""
+"""A digest of the kinds, memory fractions and logs of the 50 devices in the tables of 0ce1125 and ae35b7e."""
 LABELS = {
     "league": "e627012cf30c5db06b2595581c760095286f09187165f44bb8e0a4f3e505eae5",
     "league-width": "fb0daaf383e0141fe2d5cadcd02c9eaa396b25606fd0346512ab683ae502d14c",
 }
-"""How many samples of each class each of these devices had, held-out ones included, with seed 1."""
+"""Digests of the class counts of these devices with seed 1, including held-out samples."""
 
 SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples=200", "data.partition.min_samples=2")
 
@@ -46,8 +46,12 @@ SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples
 def test_the_fleet_is_the_one_of_the_published_tables() -> None:
     devices = draw_devices(load_population("league"), 50, seed="any", data=Path(DATA))
     plain = [
-        [one.profile.name, one.profile.memory_fraction, [[row.t_s, *astuple(row.reading)] for row in one.log.rows]]
-        for one in devices
+        [
+            device.profile.name,
+            device.profile.memory_fraction,
+            [[row.t_s, *astuple(row.reading)] for row in device.log.rows],
+        ]
+        for device in devices
     ]
     assert hashlib.sha256(canonical_json(plain)).hexdigest() == FLEET
 
@@ -55,12 +59,12 @@ def test_the_fleet_is_the_one_of_the_published_tables() -> None:
 @with_logs
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_every_device_has_as_many_samples_of_each_class_as_in_the_published_tables(name: str) -> None:
-    found = gather_run(read_runs(name, (), (1,))[0])
-    assert len(found.devices) == 50
+    gathered = gather_run(read_runs(name, (), (1,))[0])
+    assert len(gathered.devices) == 50
     counts = [
-        np.bincount(np.concatenate([one.data.labels, one.test.labels]), minlength=10).tolist()
-        for one in found.devices
-        if one.test is not None
+        np.bincount(np.concatenate([device.data.labels, device.test.labels]), minlength=10).tolist()
+        for device in gathered.devices
+        if device.test is not None
     ]
     assert hashlib.sha256(str(counts).encode()).hexdigest() == LABELS[name]
 
@@ -71,13 +75,13 @@ def test_links_carry_the_architectures_that_there_are(name: str) -> None:
     network = network_of(run.model)
     space = list_widths if name == "league-width" else uniform_space
     sizes = sorted(4 * network.parameter_count(architecture) for architecture in space(network, run.rates))
-    carried = [_carried_bytes(run, place) for place in range(40)]
-    assert carried == [sizes[0]] * 25 + [sizes[place * len(sizes) // 15] for place in range(15)]
+    carried = [_carried_bytes(run, index) for index in range(40)]
+    assert carried == [sizes[0]] * 25 + [sizes[index * len(sizes) // 15] for index in range(15)]
     assert [device.tier for device in run.fleet.expand_devices()][40:] == ["attackers"] * 10
 
 
-def _carried_bytes(run: Run, place: int) -> int:
-    steady = run.fleet.expand_devices()[place].steady
+def _carried_bytes(run: Run, index: int) -> int:
+    steady = run.fleet.expand_devices()[index].steady
     assert steady is not None
     assert steady.downlink_bps is not None
     return int(steady.downlink_bps * run.communication_s / 8) - 64
@@ -102,16 +106,16 @@ def test_a_round_of_the_league(game: str, exports: ExportPool, tmp_path: Path) -
     devices = ["fleet.devices.0.count=8", "min_clients=8"]
     if not LOGS.exists() or not DATA:
         devices.append('fleet.devices.0.population="mixed"')
-    run = _named(game, read_runs("league", (*SMALL, *devices, *_samples()), (1,)))
-    summary = _played(run, tmp_path, exports)
+    run = _find_run(game, read_runs("league", (*SMALL, *devices, *_samples()), (1,)))
+    summary = _play(run, tmp_path, exports)
     (record,) = summary["rounds"]
     assert len(record["clients"]) == 8
     assert record["aggregated"] == 8 if "oracle" in game else record["aggregated"] >= 4
-    found = [one for one in summary["figures"]["tiers"].values() if one is not None]
-    assert found
-    assert all(0 <= one <= 1 for one in found)
-    whole = len(found) == len(summary["figures"]["tiers"])
-    assert summary["figures"]["worst_tier"] == (min(found) if whole else None)
+    accuracies = [accuracy for accuracy in summary["figures"]["tiers"].values() if accuracy is not None]
+    assert accuracies
+    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+    whole = len(accuracies) == len(summary["figures"]["tiers"])
+    assert summary["figures"]["worst_tier"] == (min(accuracies) if whole else None)
     assert set(summary["figures"]["own"]) == {
         row["client_id"] for row in record["clients"] if row["status"] == "aggregated"
     }
@@ -129,28 +133,28 @@ def test_a_round_of_the_league(game: str, exports: ExportPool, tmp_path: Path) -
 def test_a_round_of_the_league_under_attack(game: str, exports: ExportPool, tmp_path: Path) -> None:
     name = "-".join(game.split("-")[:2])
     last = len(read_runs(name, (), (1,))[0].fleet.devices) - 1
-    few = [f"fleet.devices.{place}.count=1" for place in range(last)] + [f"fleet.devices.{last}.count=2"]
+    few = [f"fleet.devices.{index}.count=1" for index in range(last)] + [f"fleet.devices.{last}.count=2"]
     devices = (*few, f"min_clients={last + 2}", "clients_per_round=0")
-    run = _named(game, read_runs(name, (*SMALL, *devices, *_samples()), (1,)))
-    summary = _played(run, tmp_path, exports)
+    run = _find_run(game, read_runs(name, (*SMALL, *devices, *_samples()), (1,)))
+    summary = _play(run, tmp_path, exports)
     assert summary["rounds"][0]["aggregated"] == last + 2
     assert set(summary["figures"]["tiers"]) == {"smallest", "others", "attackers"}
     assert ("backdoor" in summary["figures"]) == ("backdoor" in game)
 
 
 def _samples() -> tuple[str, ...]:
-    """Digits, which come with the package, where Fashion-MNIST is not there."""
+    """Settings for the included digits where Fashion-MNIST is missing."""
     if DATA and (Path(DATA) / "fashion_mnist").is_dir():
         return ()
     return ("data.name=digits", "model.input_shape=[1, 8, 8]")
 
 
-def _named(name: str, runs: tuple[Run, ...]) -> Run:
-    (found,) = (run for run in runs if run.name == name)
-    return found
+def _find_run(name: str, runs: tuple[Run, ...]) -> Run:
+    (match,) = (run for run in runs if run.name == name)
+    return match
 
 
-def _played(run: Run, folder: Path, exports: ExportPool) -> dict[str, Any]:
+def _play(run: Run, folder: Path, exports: ExportPool) -> dict[str, Any]:
     run_in_batch(run, folder, Unobserved(), threading.Event(), exports=exports)
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary

@@ -1,4 +1,4 @@
-"""The check of methods passes what works, and names what is wrong."""
+"""The check of methods accepts a correct method, and reports the fault of a wrong one."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -36,12 +36,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 METHOD = HeteroFL()
 
 
-def _with_steps(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Every HeteroFL has these steps."""
-    right = HeteroFL.roles
+def _replace_steps(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Replace these steps of HeteroFL."""
+    original = HeteroFL.roles
 
     def roles(self: HeteroFL) -> Roles:
-        return with_steps(right(self), **changes)
+        return with_steps(original(self), **changes)
 
     monkeypatch.setattr(HeteroFL, "roles", roles)
 
@@ -54,26 +54,26 @@ def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.Monk
         return f"{method.TYPE} with {norms}"
 
     monkeypatch.setattr(method_checks, "check_method", verdict)
-    found = list(check_methods(exports, {"fedavg": FedAvg}))
-    assert found == [("fedavg", norms, f"fedavg with {norms}") for norms in NORMS]
+    verdicts = list(check_methods(exports, {"fedavg": FedAvg}))
+    assert verdicts == [("fedavg", norms, f"fedavg with {norms}") for norms in NORMS]
 
 
 @pytest.mark.parametrize("norms", mostly_long(NORMS, "averaged", "calibrated"))
 def test_a_method_that_works_is_ok(norms: NormPolicy, exports: ExportPool) -> None:
-    """With two of the others, what is wrong is sought below."""
+    """Other tests check two more policies."""
     assert check_method(FedAvg(), exports, norms) == "ok"
 
 
 @pytest.mark.parametrize(
-    ("rounds", "said"),
+    ("rounds", "message"),
     [
         pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
         (3, "the search found ['t1', 't2'], but no client trained any of them"),
     ],
 )
-def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: ExportPool) -> None:
+def test_a_search_that_comes_to_nothing_is_seen(rounds: int, message: str, exports: ExportPool) -> None:
     search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
-    assert check_method(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
+    assert check_method(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == message
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
@@ -92,8 +92,8 @@ def test_a_check_runs_on_every_runtime_that_the_method_tells(
 
 
 def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
-    found = {name: find_accepted_norms(kind()) for name, kind in METHODS.items()}
-    lacking = {name: set(get_args(NormPolicy)) - set(norms) for name, norms in found.items()}
+    accepted = {name: find_accepted_norms(kind()) for name, kind in METHODS.items()}
+    lacking = {name: set(get_args(NormPolicy)) - set(norms) for name, norms in accepted.items()}
     assert {name: norms for name, norms in lacking.items() if norms} == {
         "fedoras": {"calibrated"},
         "fjord": {"calibrated"},
@@ -104,19 +104,21 @@ def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
 def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
     monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
-    def moving(context: AggregationContext) -> ModelState:
-        """The last channel of each size's norms, which few sizes hold, moves by a hair."""
-        return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
+    def change_last(context: AggregationContext) -> ModelState:
+        """Change the last channel of each size's norms, which few sizes hold, a little."""
+        return replace(
+            context.after, copies={key: _change_last_channel(norms) for key, norms in context.after.copies.items()}
+        )
 
-    _with_steps(monkeypatch, after_round=moving)
-    monkeypatch.setattr(method_checks, "keep_aggregate", moving)
+    _replace_steps(monkeypatch, after_round=change_last)
+    monkeypatch.setattr(method_checks, "keep_aggregate", change_last)
     assert check_method(METHOD, exports, "bank").endswith("changed where no client trained it")
-    _with_steps(monkeypatch, after_round=keep_aggregate)
+    _replace_steps(monkeypatch, after_round=keep_aggregate)
     assert check_method(METHOD, exports, "bank") == "ok"
 
 
-def _with_last(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in own.items()}
+def _change_last_channel(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in norms.items()}
 
 
 def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
@@ -134,36 +136,39 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
 def test_a_loss_that_does_not_fall_is_seen(
     norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
-    """Nor is one that falls by what running statistics measure alone."""
-    _with_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
+    """Nor does a decrease count that is only due to running statistics."""
+    _replace_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
     verdict = check_method(METHOD, exports, norms)
     before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
     number, words = after.split(" ", 1)
     assert words == "after round 3"
-    # What is told before is the lower one of two ways to set statistics.
+    # The loss before is the lower of two ways to set the statistics.
     assert number == before if norms == "averaged" else float(number) >= float(before)
 
 
-def _most(ask: AssignmentContext) -> Assignment:
-    return Assignment(candidate=ask.candidates[-1])
+def _assign_last(context: AssignmentContext) -> Assignment:
+    return Assignment(candidate=context.candidates[-1])
 
 
-def _nothing_for_one(ask: AssignmentContext) -> Assignment:
-    return Assignment(candidate=None) if ask.draw.client_id == "client2" else assign_largest(ask)
+def _skip_one(context: AssignmentContext) -> Assignment:
+    return Assignment(candidate=None) if context.draw.client_id == "client2" else assign_largest(context)
 
 
 @pytest.mark.parametrize(
-    ("assign", "said"),
+    ("assign", "message"),
     [
-        (_most, "client client0 exceeded its budget"),
-        (_nothing_for_one, "client client2 did not take part: skipped"),
+        (_assign_last, "client client0 exceeded its budget"),
+        (_skip_one, "client client2 did not take part: skipped"),
     ],
 )
 def test_a_wrong_assignment_is_seen(
-    assign: Callable[[AssignmentContext], Assignment], said: str, monkeypatch: pytest.MonkeyPatch, exports: ExportPool
+    assign: Callable[[AssignmentContext], Assignment],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    exports: ExportPool,
 ) -> None:
-    _with_steps(monkeypatch, assign=assign)
-    assert check_method(METHOD, exports).startswith(said)
+    _replace_steps(monkeypatch, assign=assign)
+    assert check_method(METHOD, exports).startswith(message)
 
 
 def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
@@ -180,11 +185,11 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
 
 
 def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
-    _with_steps(monkeypatch, space=lambda network, rates: ())
+    _replace_steps(monkeypatch, space=lambda network, rates: ())
     assert check_method(METHOD, exports).startswith("the method's space of submodels is empty")
 
-    def failing(ask: AssignmentContext) -> Assignment:
+    def failing(context: AssignmentContext) -> Assignment:
         raise ConfigError("nothing can be chosen")
 
-    _with_steps(monkeypatch, space=lambda network, rates: (network.full_architecture(),), assign=failing)
+    _replace_steps(monkeypatch, space=lambda network, rates: (network.full_architecture(),), assign=failing)
     assert check_method(METHOD, exports) == "nothing can be chosen"

@@ -12,7 +12,7 @@ from subfleet.protocol.errors import RunError
 from subfleet.serving.outcome import write_outcome
 
 
-class Silent:
+class SilentObserver:
     def say(self, text: str) -> None:
         pass
 
@@ -48,7 +48,7 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
         write_outcome(
             tmp_path / "run",
             result,
-            GuardedObserver(Silent()),
+            GuardedObserver(SilentObserver()),
             figures=dict,
             file_of=lambda model: find_fetched_model(tmp_path / "run", "r", model),
         )

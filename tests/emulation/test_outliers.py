@@ -1,4 +1,4 @@
-"""Honest fleets as unequal as they come: nobody is scaled down, and nothing is lost on a run that does not look."""
+"""Very unequal honest fleets: no update is scaled down, and detection changes no result."""
 
 import json
 import threading
@@ -34,47 +34,47 @@ from subfleet.trainers.job_files import write_change
 
 pytestmark = pytest.mark.slow
 
-LEARNED = 1400
-"""Of the digits; on the others models are evaluated."""
+TRAINING_COUNT = 1400
+"""The number of digits for training; models are evaluated on the others."""
 COUNTS = (5000, 1200, 300, 40, 8, 8, 8, 8)
 
 
 def samples(count: int, seed: int) -> Dataset:
-    """So many digits, with noise of their own where they repeat."""
-    drawn = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    """Digits drawn with replacement, each with its own noise."""
+    drawn = load_digits().take(np.random.default_rng(seed).integers(0, TRAINING_COUNT, count))
     noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
     return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(np.float32))
 
 
 def fleet(parts: Sequence[Dataset]) -> tuple[EmulatedDevice, ...]:
-    """A device for each; they run the very step that programs are made from."""
-    likeness = client("any", 0, LARGE_BYTES, runtime="torch")
+    """A device for each part; they run the training step from which programs are exported."""
+    template = client("any", 0, LARGE_BYTES, runtime="torch")
     return tuple(
-        replace(likeness, client_id=f"client-{place}", data=data, log=log([LARGE_BYTES + data.summary().data_bytes]))
-        for place, data in enumerate(parts)
+        replace(template, client_id=f"client-{index}", data=data, log=log([LARGE_BYTES + data.summary().data_bytes]))
+        for index, data in enumerate(parts)
     )
 
 
 def split(name: Literal["iid", "dirichlet"], alpha: float) -> tuple[Dataset, ...]:
-    whole, settings = samples(LEARNED, 7), PartitionSettings(name=name, alpha=alpha, min_samples=2)
-    return tuple(whole.take(indices) for indices in partition(whole, settings, clients=10, seed=1))
+    dataset, settings = samples(TRAINING_COUNT, 7), PartitionSettings(name=name, alpha=alpha, min_samples=2)
+    return tuple(dataset.take(indices) for indices in partition(dataset, settings, clients=10, seed=1))
 
 
-def played(
+def play_run(
     devices: tuple[EmulatedDevice, ...], exports: ExportPool, outliers: Any, trainers: Any = None, **changes: Any
 ) -> BatchResult:
     training = TrainingSettings(batch_size=16, learning_rate=0.1)
     settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, "training": training, **changes}
     run = config(outliers=OutlierSettings(outliers=outliers), **settings)
-    evaluation = load_digits().take(np.arange(LEARNED, len(load_digits())))
+    evaluation = load_digits().take(np.arange(TRAINING_COUNT, len(load_digits())))
     return run_batch(GatheredRun(run=run, devices=devices, evaluation=evaluation), exports, trainers=trainers)
 
 
-def found_outliers(result: BatchResult) -> tuple[str, ...]:
+def list_outliers(result: BatchResult) -> tuple[str, ...]:
     return describe_outliers(result.rounds)
 
 
-@pytest.mark.parametrize("method", mostly_long([HeteroFL(), FedAvg()], HeteroFL()), ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("method", mostly_long([HeteroFL(), FedAvg()], HeteroFL()), ids=lambda method: method.TYPE)
 @pytest.mark.parametrize(
     "parts",
     [
@@ -87,19 +87,19 @@ def found_outliers(result: BatchResult) -> tuple[str, ...]:
 def test_nobody_is_scaled_however_unequal_honest_devices_are(
     method: AnyMethod, parts: Any, exports: ExportPool
 ) -> None:
-    assert found_outliers(played(fleet(parts()), exports, "scale", method=method)) == ()
+    assert list_outliers(play_run(fleet(parts()), exports, "scale", method=method)) == ()
 
 
 def test_one_device_of_1200_samples_beside_five_of_8_loses_nothing(exports: ExportPool) -> None:
     devices = fleet([samples(1200, 0), *(samples(8, seed) for seed in range(1, 6))])
-    scaled, off = (played(devices, exports, outliers, rounds=4) for outliers in ("scale", "off"))
+    scaled, off = (play_run(devices, exports, outliers, rounds=4) for outliers in ("scale", "off"))
     assert scaled.model == off.model
-    assert found_outliers(scaled) == ()
+    assert list_outliers(scaled) == ()
     assert (scaled.rounds[-1].accuracy or 0) > 0.8
 
 
-class Exaggerating:
-    """A trainer whose changes are 10,000 times what it learned, though nobody said that it attacks."""
+class ExaggeratingTrainer:
+    """A trainer that multiplies its changes by 10,000, on a device without a configured attack."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -118,12 +118,14 @@ def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_fi
     exports: ExportPool,
 ) -> None:
     devices = fleet([samples(20, seed) for seed in range(5)])
-    trainers: Mapping[str, Any] = {"client-4": Exaggerating(create_trainers({"torch"})["torch"])}
-    auto, off, scaled = (played(devices, exports, one, trainers, rounds=1) for one in ("auto", "off", "scale"))
+    trainers: Mapping[str, Any] = {"client-4": ExaggeratingTrainer(create_trainers({"torch"})["torch"])}
+    auto, off, scaled = (
+        play_run(devices, exports, outliers, trainers, rounds=1) for outliers in ("auto", "off", "scale")
+    )
     assert auto.model == off.model != scaled.model
-    assert found_outliers(auto) == ("updates far from the others, which counted in full: client-4 in 1 (of 1 rounds)",)
+    assert list_outliers(auto) == ("updates far from the others, which counted in full: client-4 in 1 (of 1 rounds)",)
     assert "client-4" not in auto.result.method_status
-    assert found_outliers(scaled) == ("updates scaled down: client-4 in 1 (of 1 rounds)",)
+    assert list_outliers(scaled) == ("updates scaled down: client-4 in 1 (of 1 rounds)",)
     assert scaled.result.method_status.endswith("updates scaled down: client-4 in 1 (of 1 rounds)")
 
 

@@ -1,4 +1,4 @@
-"""Partitions: every sample has one owner, every client some samples, and the same seed gives the same split."""
+"""Partitions: each sample has one owner, each client has samples, and the same seed gives the same split."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,13 +30,13 @@ def samples(labels: Sequence[int], owners: Sequence[int] | None = None) -> Datas
     )
 
 
-def many(count: int = 600, owners: int = 20) -> Dataset:
+def many_samples(count: int = 600, owners: int = 20) -> Dataset:
     random = np.random.default_rng(0)
     return samples(random.integers(0, CLASSES, count).tolist(), random.integers(-1, owners, count).tolist())
 
 
-def parts_of(dataset: Dataset, name: str, clients: int, **more: float) -> tuple[npt.NDArray[np.int64], ...]:
-    chosen = replace(PartitionSettings(name=name), **more)  # type: ignore[arg-type]
+def parts_of(dataset: Dataset, name: str, clients: int, **changes: float) -> tuple[npt.NDArray[np.int64], ...]:
+    chosen = replace(PartitionSettings(name=name), **changes)  # type: ignore[arg-type]
     return partition(dataset, chosen, clients=clients, seed=7)
 
 
@@ -62,23 +62,23 @@ def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data
     assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(count))
     again = partition(dataset, chosen, clients=clients, seed=seed)
-    assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
+    assert all(np.array_equal(first, second) for first, second in zip(parts, again, strict=True))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_another_seed_gives_another_split(name: Partition) -> None:
-    dataset = many()
+    dataset = many_samples()
     first = parts_of(dataset, name, 8)
     other = partition(dataset, PartitionSettings(name=name), clients=8, seed=8)
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_iid_shares_are_equal() -> None:
-    assert {len(part) for part in parts_of(many(603), "iid", 8)} == {75, 76}
+    assert {len(part) for part in parts_of(many_samples(603), "iid", 8)} == {75, 76}
 
 
 def test_a_smaller_alpha_is_more_unequal_and_the_least_count_is_kept() -> None:
-    dataset = many()
+    dataset = many_samples()
     spread = []
     for alpha in (0.1, 100.0):
         parts = parts_of(dataset, "dirichlet", 5, alpha=alpha, min_samples=30)
@@ -89,7 +89,7 @@ def test_a_smaller_alpha_is_more_unequal_and_the_least_count_is_kept() -> None:
 
 
 def test_pathological_clients_hold_exactly_so_many_classes() -> None:
-    dataset = many()
+    dataset = many_samples()
     for part in parts_of(dataset, "pathological", 9, classes_per_client=2):
         assert len(np.unique(dataset.classes()[part])) == 2
 
@@ -97,7 +97,7 @@ def test_pathological_clients_hold_exactly_so_many_classes() -> None:
 def test_pathological_clients_as_many_as_classes_share_all_of_them() -> None:
     for seed in range(5):
         chosen = PartitionSettings(name="pathological", classes_per_client=1)
-        parts = partition(many(), chosen, clients=CLASSES, seed=seed)
+        parts = partition(many_samples(), chosen, clients=CLASSES, seed=seed)
         assert sum(len(part) for part in parts) == 600
 
 
@@ -113,16 +113,18 @@ def test_shards_that_do_not_come_out_even_leave_no_sample_over() -> None:
 
 
 def test_owners_stay_together_and_what_is_nobodys_is_dealt_out() -> None:
-    dataset = many()
+    dataset = many_samples()
     assert dataset.owners is not None
     parts = parts_of(dataset, "natural", 6)
     owners = [set(dataset.owners[part].tolist()) for part in parts]
-    assert all(-1 in own for own in owners)
-    held = [owner for own in owners for owner in own - {-1}]
-    assert sorted(held) == list(range(20))
-    nobodys = [np.count_nonzero(dataset.owners[part] == -1) for part in parts]
-    assert max(nobodys) - min(nobodys) <= 1
-    assert {len(own) for own in owners} <= {4, 5}, "3 or 4 of 20 owners, and nobody"
+    assert all(-1 in client_owners for client_owners in owners)
+    dealt = [owner for client_owners in owners for owner in client_owners - {-1}]
+    assert sorted(dealt) == list(range(20))
+    ownerless = [np.count_nonzero(dataset.owners[part] == -1) for part in parts]
+    assert max(ownerless) - min(ownerless) <= 1
+    assert {len(client_owners) for client_owners in owners} <= {4, 5}, (
+        "3 or 4 of 20 owners, and samples without an owner"
+    )
 
 
 def test_iid_and_natural_need_no_class() -> None:
@@ -146,7 +148,7 @@ def test_iid_and_natural_need_no_class() -> None:
 )
 def test_what_cannot_be_split_says_why(name: str, clients: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        parts_of(many(), name, clients)
+        parts_of(many_samples(), name, clients)
 
 
 def test_no_owners_have_no_natural_partition() -> None:
@@ -173,23 +175,23 @@ def test_settings_out_of_range_are_refused(field: str, value: object) -> None:
 @pytest.mark.parametrize(("clients", "seed"), [(0, 1), (2, -1)])
 def test_counts_and_seeds_out_of_range_are_refused(clients: int, seed: int) -> None:
     with pytest.raises(ConfigError, match="clients and seed are"):
-        partition(many(), PartitionSettings(), clients=clients, seed=seed)
+        partition(many_samples(), PartitionSettings(), clients=clients, seed=seed)
 
 
 def test_without_flwr_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("flwr_datasets", "flwr_datasets.partitioner"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(MissingExtraError, match=r"subfleet\[emulation\]"):
-        parts_of(many(), "iid", 2)
+        parts_of(many_samples(), "iid", 2)
 
 
 def test_one_number_is_split_by_its_tenths_and_several_are_refused() -> None:
     numbers = np.random.default_rng(3).normal(size=(400, 1)).astype(np.float32)
     dataset = Dataset(inputs=np.zeros((400, 2), np.float32), labels=numbers)
-    tenths = (numbers[:, 0].argsort().argsort() // 40).tolist()
-    same = parts_of(samples(tenths), "dirichlet", 5, alpha=0.3)
-    for mine, classed in zip(parts_of(dataset, "dirichlet", 5, alpha=0.3), same, strict=True):
-        assert mine.tolist() == classed.tolist(), "as if each tenth were a class"
+    deciles = (numbers[:, 0].argsort().argsort() // 40).tolist()
+    expected = parts_of(samples(deciles), "dirichlet", 5, alpha=0.3)
+    for part, class_part in zip(parts_of(dataset, "dirichlet", 5, alpha=0.3), expected, strict=True):
+        assert part.tolist() == class_part.tolist(), "as if each decile were a class"
     several = Dataset(inputs=np.zeros((400, 2), np.float32), labels=numbers.reshape(200, 2).repeat(2, 0))
     with pytest.raises(DataError, match="must be one class for each sample"):
         parts_of(several, "dirichlet", 5)

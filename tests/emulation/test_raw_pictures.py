@@ -1,4 +1,4 @@
-"""Pictures as people have them, from a folder to a deployed model: everybody prepares them in one way."""
+"""Pictures of any kind, from a folder to a deployed model: each part of the system prepares them in the same way."""
 
 import threading
 from collections.abc import Callable
@@ -39,35 +39,35 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {"onnx": OnnxTrainer, "executorch"
 
 
 def write_pictures(folder: Path, first: int, count: int) -> Path:
-    """Digits of many sizes, modes and formats; some lie on their side, as their EXIF tag says."""
-    whole, generator = load_digits(), np.random.default_rng(first)
-    for place in range(first, first + count):
-        image = Image.fromarray((whole.inputs[place, 0] * 255).astype(np.uint8))
+    """Write digits of many sizes, modes and formats; some are rotated, with an EXIF tag for it."""
+    dataset, generator = load_digits(), np.random.default_rng(first)
+    for index in range(first, first + count):
+        image = Image.fromarray((dataset.inputs[index, 0] * 255).astype(np.uint8))
         image = image.resize(cast("tuple[int, int]", tuple(generator.integers(9, 40, 2).tolist())))
-        path = folder / str(int(whole.labels[place])) / f"{place}.{('png', 'jpg', 'bmp')[place % 3]}"
+        path = folder / str(int(dataset.labels[index])) / f"{index}.{('png', 'jpg', 'bmp')[index % 3]}"
         path.parent.mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {}
         if path.suffix == ".jpg":
             image, options = image.transpose(Image.Transpose.ROTATE_90), {"exif": Image.Exif(), "quality": 95}
             options["exif"][0x0112] = 6
         elif path.suffix == ".png":
-            image = image.convert(("RGBA", "LA", "P", "1")[place // 3 % 4])
+            image = image.convert(("RGBA", "LA", "P", "1")[index // 3 % 4])
         image.save(path, **options)
-    for left in ("__MACOSX", "lost+found"):
-        (folder / left).mkdir()
+    for name in ("__MACOSX", "lost+found"):
+        (folder / name).mkdir()
     return folder
 
 
 class RecordingExports:
-    """The exporter, which remembers what inference models it was asked for."""
+    """The exporter, which records the requests of inference models."""
 
     def __init__(self, inner: ExportPool) -> None:
-        self.asked = list[InferRequest]()
+        self.requests = list[InferRequest]()
         self._inner = inner
 
     def submit(self, request: AnyRequest, **named: Any) -> "Future[Path]":
         if isinstance(request, InferRequest):
-            self.asked.append(request)
+            self.requests.append(request)
         return self._inner.submit(request, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -94,18 +94,20 @@ def run(pictures: tuple[Path, Path]) -> Run:
 @pytest.fixture(scope="module")
 def played(run: Run, exports: ExportPool) -> tuple[BatchResult, list[InferRequest]]:
     recorded = RecordingExports(exports)
-    return run_batch(gather_run(run), cast("ExportPool", recorded)), recorded.asked
+    return run_batch(gather_run(run), cast("ExportPool", recorded)), recorded.requests
 
 
 def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done(
     played: tuple[BatchResult, list[InferRequest]],
 ) -> None:
-    result, asked = played
+    result, requests = played
     assert {row.status for record in result.rounds for row in record.clients} == {"aggregated"}
     assert not any(row.data_warning for record in result.rounds for row in record.clients)
     assert (result.rounds[-1].accuracy or 0) > 0.3
-    assert [(one.transform, one.classes) for one in asked] == [(TRANSFORM, tuple("0123456789"))] * len(asked)
-    assert asked
+    assert [(request.transform, request.classes) for request in requests] == [(TRANSFORM, tuple("0123456789"))] * len(
+        requests
+    )
+    assert requests
 
 
 @pytest.mark.parametrize("target", sorted(TRAINERS))
@@ -128,7 +130,7 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
     predicted = trainer.predict(path, str(pictures[1]))
     assert predicted.accuracy == pytest.approx(result.rounds[-1].accuracy, abs=1e-9)
     assert len(predicted.labels) == 120
-    # Without what it carries nothing fits: the pictures have many sizes.
+    # Without the transform in the model the pictures, which have many sizes, do not fit.
     path.write_bytes(export_inference_model(replace(request, transform=None), weights)[0])
     with pytest.raises(DataError, match=r"scale all images to one size, or set data\.transform"):
         trainer.predict(path, str(pictures[1]))
@@ -136,11 +138,11 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
 
 def test_what_an_emulated_device_trains_on_was_transformed_once(run: Run, pictures: tuple[Path, Path]) -> None:
     devices = gather_run(run).devices
-    found = np.concatenate([device.data.inputs for device in devices])
+    inputs = np.concatenate([device.data.inputs for device in devices])
     assert {device.data.transform for device in devices} == {TRANSFORM}
-    assert found.shape == (240, 1, 8, 8)
-    assert found.min() >= -0.3 / 0.35 - 1e-6
-    assert found.max() <= 0.7 / 0.35 + 1e-6
+    assert inputs.shape == (240, 1, 8, 8)
+    assert inputs.min() >= -0.3 / 0.35 - 1e-6
+    assert inputs.max() <= 0.7 / 0.35 + 1e-6
 
 
 def test_colour_pictures_are_made_gray_for_a_gray_model_and_errors_name_the_users_file(
@@ -157,26 +159,26 @@ def test_colour_pictures_are_made_gray_for_a_gray_model_and_errors_name_the_user
         gather_run(plain)
 
 
-def on_another_scale(check: DataCheck, exports: ExportPool) -> BatchResult:
-    """Three devices, of which "cyd" feeds 0 to 255."""
-    whole: GatheredRun = experiment(rounds=1)
-    data = replace(whole.run.data, check=check)
-    odd = client("cyd", 2, LARGE_BYTES, LARGE_BYTES)
-    odd = replace(odd, data=replace(odd.data, inputs=odd.data.inputs * np.float32(255)))
-    devices = (*whole.devices[:2], odd)
-    return run_batch(replace(whole, run=replace(whole.run, data=data), devices=devices), exports)
+def run_on_another_scale(check: DataCheck, exports: ExportPool) -> BatchResult:
+    """Run three devices; the inputs of "cyd" are on a scale of 0 to 255."""
+    base: GatheredRun = experiment(rounds=1)
+    data = replace(base.run.data, check=check)
+    changed = client("cyd", 2, LARGE_BYTES, LARGE_BYTES)
+    changed = replace(changed, data=replace(changed.data, inputs=changed.data.inputs * np.float32(255)))
+    devices = (*base.devices[:2], changed)
+    return run_batch(replace(base, run=replace(base.run, data=data), devices=devices), exports)
 
 
 def test_a_device_on_another_scale_stands_in_the_summary(exports: ExportPool) -> None:
-    result = on_another_scale("warn", exports)
-    told = build_summary("a", result.result)["data_warnings"]
-    assert set(told) == {"cyd"}
-    assert "a deviation 2" in told["cyd"]
+    result = run_on_another_scale("warn", exports)
+    warnings = build_summary("a", result.result)["data_warnings"]
+    assert set(warnings) == {"cyd"}
+    assert "a deviation 2" in warnings["cyd"]
     assert {row.status for row in result.rounds[0].clients} == {"aggregated"}
 
 
 def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(exports: ExportPool) -> None:
-    result = on_another_scale("refuse", exports)
+    result = run_on_another_scale("refuse", exports)
     status = {row.client_id: row.status for row in result.rounds[0].clients}
     assert status["cyd"].startswith("skipped: its inputs go from 0 to 255 with")
     assert {status["ada"], status["bob"]} == {"aggregated"}

@@ -1,4 +1,4 @@
-"""A virtual fleet whose clients score their candidates with real programs on their own data."""
+"""A virtual fleet with clients that score their candidates with real programs on their own data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 NAMES = ("ada", "bob", "cyd")
 MIDDLING_BYTES = 2_100_000
-"""All programs but the one that scores the whole model fit."""
+"""All programs fit except the one that scores the whole model."""
 SIZES = ("w1/4 d1", "w1/2 d1", "w1 d1")
 
 
-class Noting(RuntimeTrainer):
-    """The real trainer, with a note of every score; those of a client that likes small sizes are turned round."""
+class RecordingTrainer(RuntimeTrainer):
+    """The real trainer, which records every score; with `turned`, the sign of scores is changed."""
 
     def __init__(self, *, turned: bool) -> None:
         super().__init__(ONNX, host=SharedHost())
@@ -34,48 +34,50 @@ class Noting(RuntimeTrainer):
         self.scores: list[float] = []
 
     def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
-        found = self.sign * super().score(job, stopped)
-        self.scores.append(found)
-        return found
+        score = self.sign * super().score(job, stopped)
+        self.scores.append(score)
+        return score
 
 
-def scored_fleet(exports: ExportPool, faults: Faults | None = None) -> tuple[BatchResult, dict[str, Noting]]:
-    trainers = {name: Noting(turned=name == "bob") for name in NAMES}
-    # The budget of the last client grows, but not the size that it has chosen.
+def run_scoring_fleet(
+    exports: ExportPool, faults: Faults | None = None
+) -> tuple[BatchResult, dict[str, RecordingTrainer]]:
+    trainers = {name: RecordingTrainer(turned=name == "bob") for name in NAMES}
+    # The budget of the last client grows, but its chosen size stays.
     clients = tuple(
-        client(name, place, first, LARGE_BYTES)
-        for place, (name, first) in enumerate(zip(NAMES, (LARGE_BYTES, LARGE_BYTES, MIDDLING_BYTES), strict=True))
+        client(name, index, first, LARGE_BYTES)
+        for index, (name, first) in enumerate(zip(NAMES, (LARGE_BYTES, LARGE_BYTES, MIDDLING_BYTES), strict=True))
     )
     described = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), devices=clients)
-    played = replace(described, faults=faults or Faults())
-    return run_batch(played, exports, trainers=trainers), trainers
+    with_faults = replace(described, faults=faults or Faults())
+    return run_batch(with_faults, exports, trainers=trainers), trainers
 
 
 def test_each_client_has_its_best_scored_size_in_every_round(exports: ExportPool) -> None:
-    result, trainers = scored_fleet(exports)
+    result, trainers = run_scoring_fleet(exports)
     assert len(result.rounds) == 2
     for record in result.rounds:
         for row in record.clients:
-            found = trainers[row.client_id].scores
+            scores = trainers[row.client_id].scores
             fitting = SIZES[:2] if row.client_id == "cyd" else SIZES
-            assert len(found) == len(fitting), "each candidate is scored once, in the first round"
-            assert row.architecture == fitting[found.index(max(found))]
+            assert len(scores) == len(fitting), "each candidate is scored once, in the first round"
+            assert row.architecture == fitting[scores.index(max(scores))]
             assert (row.status, violates(row)) == ("aggregated", False)
     first, second = ({row.client_id: row.architecture for row in record.clients} for record in result.rounds)
     assert first == second
-    assert first["ada"] != first["bob"], "what is chosen follows the scores, not the budget"
-    assert result.logical_seconds < 1.0, "no deadline took part"
+    assert first["ada"] != first["bob"], "the choice follows the scores, not the budget"
+    assert result.logical_seconds < 1.0, "no deadline elapsed"
 
 
 def test_losses_and_doubles_change_no_bit(exports: ExportPool) -> None:
-    calm, _ = scored_fleet(exports)
-    rough, trainers = scored_fleet(exports, Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5))
+    calm, _ = run_scoring_fleet(exports)
+    rough, trainers = run_scoring_fleet(exports, Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5))
     assert rough.model == calm.model
     assert [len(trainers[name].scores) for name in NAMES] == [3, 3, 2]
 
 
 def test_clients_of_pytorch_score_too(exports: ExportPool) -> None:
-    clients = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(NAMES))
+    clients = tuple(client(name, index, LARGE_BYTES, runtime="torch") for index, name in enumerate(NAMES))
     described = replace(experiment(method=FedFA(choice="score"), rounds=1), devices=clients)
     (record,) = run_batch(described, exports).rounds
     assert [(row.runtime, row.status) for row in record.clients] == [("torch", "aggregated")] * 3

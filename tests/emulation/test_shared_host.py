@@ -1,4 +1,4 @@
-"""Loaded programs that a whole fleet shares."""
+"""Loaded programs that all clients of a fleet share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,24 +11,24 @@ from subfleet.trainers.loaded import Loaded
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """Stands for a session and its layout."""
+class Placeholder:
+    """A placeholder for a session and its layout."""
 
 
-def loaded(sha256: str, threads: int = 1) -> Loaded:
-    nothing: Any = Nothing()
-    return Loaded(sha256=sha256, target="onnx", threads=threads, layout=nothing, programs=nothing)
+def make_loaded(sha256: str, threads: int = 1) -> Loaded:
+    placeholder: Any = Placeholder()
+    return Loaded(sha256=sha256, target="onnx", threads=threads, layout=placeholder, programs=placeholder)
 
 
 def test_a_session_serves_the_next_job_of_its_program_and_threads() -> None:
     host = SharedHost()
-    one, other = loaded("a"), loaded("b")
-    for session in (one, other):
-        host.keep(session, held_bytes=10**9, limit_bytes=1)  # what it holds is no client's
+    first, second = make_loaded("a"), make_loaded("b")
+    for session in (first, second):
+        host.keep(session, held_bytes=10**9, limit_bytes=1)  # its memory counts for no client
     assert host.take("a", 2) is None
-    taken = host.take("a", 1)
-    assert taken is not None
-    assert (taken.loaded is one, taken.held_bytes) == (True, 0)
+    reused = host.take("a", 1)
+    assert reused is not None
+    assert (reused.loaded is first, reused.held_bytes) == (True, 0)
     assert host.take("a", 1) is None, "it is in use"
     assert host.take("b", 1) is not None
 
@@ -36,11 +36,11 @@ def test_a_session_serves_the_next_job_of_its_program_and_threads() -> None:
 def test_what_was_not_used_for_the_longest_goes_first() -> None:
     host = SharedHost(most=2)
     for name in ("a", "b"):
-        host.keep(loaded(name), held_bytes=0, limit_bytes=1)
+        host.keep(make_loaded(name), held_bytes=0, limit_bytes=1)
     again = host.take("a", 1)
     assert again is not None
     host.keep(again.loaded, held_bytes=0, limit_bytes=1)
-    host.keep(loaded("c"), held_bytes=0, limit_bytes=1)
+    host.keep(make_loaded("c"), held_bytes=0, limit_bytes=1)
     assert host.take("b", 1) is None
     assert host.take("a", 1) is not None
     assert host.take("c", 1) is not None

@@ -1,4 +1,4 @@
-"""Every run that we ship is run, and the same file gives the same choices wherever its devices are."""
+"""Every included run can be played; a file gives the same choices with each kind of host."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from subfleet.settings.run import Run
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
-class Silent:
+class SilentObserver:
     def say(self, text: str) -> None:
         pass
 
@@ -39,53 +39,53 @@ class Silent:
         pass
 
 
-def batch(run: Run, folder: Path, exports: ExportPool) -> dict[str, Any]:
-    run_in_batch(run, folder, Silent(), threading.Event(), exports=exports)
+def run_batch_host(run: Run, folder: Path, exports: ExportPool) -> dict[str, Any]:
+    run_in_batch(run, folder, SilentObserver(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
-"""Where the server computes; without a GPU there is no test for one, rather than one that is skipped."""
+"""Where the server computes; without a GPU the test for it does not exist, instead of being skipped."""
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", mostly_long(sorted(METHODS), "fedavg", "fedfa", "fedtrans", "oort", "sattler"))
 def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: ExportPool, tmp_path: Path) -> None:
     run = read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]", f"device={device}"))
-    (record,) = batch(run, tmp_path, exports)["rounds"]
+    (record,) = run_batch_host(run, tmp_path, exports)["rounds"]
     rows = record["clients"]
     assert {row["client_id"] for row in rows} == {device.id for device in read_run(name).fleet.devices}
     aggregated = [row for row in rows if row["status"] == "aggregated"]
     assert len(aggregated) == (run.clients_per_round or 5)
     assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in aggregated)
-    # Of ten classes; after one round a supernet's random paths know nothing yet.
+    # There are ten classes; after one round the random paths of a supernet are untrained.
     assert record["accuracy"] > (0.1 if name != "fedoras" else 0)
 
 
 SHORT = ("rounds=2", "deploy_targets=[]")
 
 
-@pytest.mark.long  # a smaller one is in `test_hosts`
+@pytest.mark.long  # a smaller test is in `test_hosts`
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_the_same_file_gives_the_same_choices_and_bits_in_one_process_in_many_and_with_a_testbed(
     cache: CacheFolder, exports: ExportPool, tmp_path: Path
 ) -> None:
     run, folders = read_run("quickstart", SHORT), {host: tmp_path / host for host in ("batch", "processes")}
-    batch(run, folders["batch"], exports)
+    run_batch_host(run, folders["batch"], exports)
     with ExportPool(cache) as pool:
-        run_processes(run, folders["processes"], Silent(), threading.Event(), exports=pool)
-    # The devices of the testbed have the samples that the others have, and replay the same logs.
-    folders["serve"] = served(run, write_files(gather_run(run), tmp_path / "testbed"), cache, tmp_path)
-    choices = {host: _choices(folder) for host, folder in folders.items()}
+        run_processes(run, folders["processes"], SilentObserver(), threading.Event(), exports=pool)
+    # The devices of the testbed have the same samples and replay the same logs.
+    folders["serve"] = serve(run, write_files(gather_run(run), tmp_path / "testbed"), cache, tmp_path)
+    choices = {host: _read_choices(folder) for host, folder in folders.items()}
     assert choices["batch"] == choices["processes"] == choices["serve"]
     models = {host: (folder / "model.safetensors").read_bytes() for host, folder in folders.items()}
     assert models["batch"] == models["processes"] == models["serve"]
 
 
-def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
-    """The same file served as to real devices: a process of the server and one of each agent, as people start them."""
+def serve(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
+    """Serve the file as to real devices: a process for the server and for each agent, started by the commands."""
     variables = {**os.environ, "SUBFLEET_CACHE": str(cache.path), "OMP_NUM_THREADS": "1"}
     overrides = [part for text in SHORT for part in ("--set", text)]
     with ExitStack() as stack:
@@ -103,15 +103,15 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
         ]
         commands = [["subfleet.cli.main", *server]]
         for device in run.fleet.expand_devices():
-            own = ["--data", str(files.clients[device.id]), "--profile", device.profile, "--replay", device.log]
-            own += [
+            arguments = ["--data", str(files.clients[device.id]), "--profile", device.profile, "--replay", device.log]
+            arguments += [
                 "--runtime",
                 device.runtime,
                 "--state",
                 str(folder / "devices" / device.id),
                 "--leave-when-finished",
             ]
-            commands.append(["subfleet.edge_client.cli", "join", broker.url, "--id", device.id, *own])
+            commands.append(["subfleet.edge_client.cli", "join", broker.url, "--id", device.id, *arguments])
         started = [
             stack.enter_context(
                 subprocess.Popen(
@@ -133,7 +133,7 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
     return folder / "served" / run.name
 
 
-def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
+def _read_choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     names = ("client_id", "architecture_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
@@ -144,4 +144,4 @@ def test_a_batch_that_is_stopped_says_so(exports: ExportPool, tmp_path: Path) ->
     stop.set()
     run = replace(read_run("quickstart"), rounds=1)
     with pytest.raises(RunError, match="was stopped before its end"):
-        run_in_batch(run, tmp_path, Silent(), stop, exports=exports)
+        run_in_batch(run, tmp_path, SilentObserver(), stop, exports=exports)

@@ -1,4 +1,4 @@
-"""A device that trains, and then sends 10^6 times what it learned, costs a run nothing but itself."""
+"""A device that sends its update times 10^6 does not affect the others in a run."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,13 +18,13 @@ ATTACK = LabelShuffling(strength=1e6)
 
 
 def fleet(*, attacked: bool, honest: int, **changes: Any) -> GatheredRun:
-    """Some honest clients, and eve last, if at all; they run the very step that programs are made from."""
+    """Honest clients and perhaps eve; they run the training step from which programs are exported."""
     names = ("ada", "bob", "cyd")[:honest]
-    clients = [client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(names)]
+    clients = [client(name, index, LARGE_BYTES, runtime="torch") for index, name in enumerate(names)]
     if attacked:
         clients.append(replace(client("eve", 3, LARGE_BYTES, runtime="torch"), attack=ATTACK))
-    found = experiment(rounds=3, min_clients=honest, targets=("torch",), **changes)
-    return replace(found, devices=tuple(clients))
+    base = experiment(rounds=3, min_clients=honest, targets=("torch",), **changes)
+    return replace(base, devices=tuple(clients))
 
 
 def statuses(result: BatchResult) -> list[str]:
@@ -43,7 +43,7 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: Expor
 
 
 def test_scaled_down_it_costs_next_to_nothing(exports: ExportPool) -> None:
-    """By default a fleet with an attacker is watched."""
+    """By default, a fleet with an attacker has outlier detection."""
     alone = run_batch(fleet(attacked=False, honest=3), exports)
     attacked = run_batch(fleet(attacked=True, honest=3), exports)
     assert (attacked.rounds[-1].accuracy or 0) >= (alone.rounds[-1].accuracy or 1) - 0.02
@@ -52,7 +52,7 @@ def test_scaled_down_it_costs_next_to_nothing(exports: ExportPool) -> None:
 
 
 def test_a_run_that_suspects_nobody_is_spoiled(exports: ExportPool) -> None:
-    """What the others are spared."""
+    """The effect of the attack without outlier detection."""
     off = OutlierSettings(outliers="off")
     spoiled = run_batch(fleet(attacked=True, honest=3, outliers=off), exports)
     assert statuses(spoiled)[0] == "aggregated"

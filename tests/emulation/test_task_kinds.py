@@ -1,4 +1,4 @@
-"""A shipped run of each kind of task is played to its end, on every runtime, and scikit-learn judges it."""
+"""An included run of each kind of task is played on every runtime, and checked with scikit-learn."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -47,13 +47,13 @@ GOOD: Mapping[str, Mapping[str, float]] = {
     "regression": {"r2": 0.2},
     "regression-several": {"r2": 0.4},
 }
-"""What each run reaches at least."""
+"""The metrics that each run must exceed."""
 TRAINERS = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
-    """A run that is over."""
+class FinishedRun:
+    """A finished run."""
 
     name: str
     gathered: GatheredRun
@@ -63,12 +63,12 @@ class Played:
 @pytest.fixture(
     scope="module", params=mostly_long(GOOD, "sequence", "segmentation", "multi-label", "regression-several")
 )
-def played(request: pytest.FixtureRequest, exports: ExportPool) -> Played:
-    found = gather_run(read_run(request.param, ("deploy_targets=[]",)))
-    return Played(name=request.param, gathered=found, result=run_batch(found, exports))
+def played(request: pytest.FixtureRequest, exports: ExportPool) -> FinishedRun:
+    gathered = gather_run(read_run(request.param, ("deploy_targets=[]",)))
+    return FinishedRun(name=request.param, gathered=gathered, result=run_batch(gathered, exports))
 
 
-def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> None:
+def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: FinishedRun) -> None:
     kind = played.gathered.run.training.objective.kind
     last = played.result.rounds[-1]
     assert [row.status for record in played.result.rounds for row in record.clients] == ["aggregated"] * 9
@@ -77,10 +77,10 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
     assert (last.accuracy is None) == ("accuracy" not in kind.metrics)
     for name, least in GOOD[played.name].items():
         assert last.all_metrics[name] > least, name
-    told = build_summary(played.name, played.result.result)
-    assert (told["headline"], told["metrics"]) == (kind.headline, last.all_metrics)
-    assert told["evaluation"][kind.headline]["clients"] == 3
-    json.dumps(told, allow_nan=False)
+    summary = build_summary(played.name, played.result.result)
+    assert (summary["headline"], summary["metrics"]) == (kind.headline, last.all_metrics)
+    assert summary["evaluation"][kind.headline]["clients"] == 3
+    json.dumps(summary, allow_nan=False)
     assert f"{last.value:.4g}"[:5] in describe_result(played.result.result)
     page = render_report(played.name, played.result.result, {})
     assert all(words in page for words in (last.quality, "of the full model", "Evaluation by devices"))
@@ -91,7 +91,7 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
     assert run_figures["worst_tier"] == worst(run_figures["tiers"].values())
 
 
-def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(played: Played) -> None:
+def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(played: FinishedRun) -> None:
     run, result = played.gathered.run, played.result
     network, state = network_of(run.model), unpack_state(load(result.model)).shared
     objective = run.training.objective
@@ -101,19 +101,19 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
     for row in record.evaluated:
         data, owner = held_out[row.client_id], result.own[row.client_id]
         assert data is not None
-        found = evaluate(network, owner.architecture, state, *tensors(data), objective=objective.name)
-        own = {**({} if row.accuracy is None else {"accuracy": row.accuracy}), **row.metrics}
-        assert own == pytest.approx(dict(found.metrics), abs=2e-4), row.client_id
-        assert row.loss == pytest.approx(found.loss, rel=1e-4)
-        totals.append(found.totals)
+        evaluation = evaluate(network, owner.architecture, state, *tensors(data), objective=objective.name)
+        reported = {**({} if row.accuracy is None else {"accuracy": row.accuracy}), **row.metrics}
+        assert reported == pytest.approx(dict(evaluation.metrics), abs=2e-4), row.client_id
+        assert row.loss == pytest.approx(evaluation.loss, rel=1e-4)
+        totals.append(evaluation.totals)
     assert len(totals) == 3
     whole = Dataset(
-        inputs=np.concatenate([one.inputs for one in held_out.values() if one is not None]),
-        labels=np.concatenate([one.labels for one in held_out.values() if one is not None]),
+        inputs=np.concatenate([samples.inputs for samples in held_out.values() if samples is not None]),
+        labels=np.concatenate([samples.labels for samples in held_out.values() if samples is not None]),
     )
     if (
-        len({one.architecture for one in result.own.values()}) == 1
-    ):  # they have one model, of all their samples together
+        len({submodel.architecture for submodel in result.own.values()}) == 1
+    ):  # they have the same model, which is evaluated on all samples together
         architecture = next(iter(result.own.values())).architecture
         together = evaluate(network, architecture, state, *tensors(whole), objective=objective.name)
         assert dict(record.together) == pytest.approx(dict(together.metrics), abs=2e-4)
@@ -122,7 +122,7 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does(
-    played: Played, target: str, tmp_path: Path
+    played: FinishedRun, target: str, tmp_path: Path
 ) -> None:
     run = played.gathered.run
     network, state = network_of(run.model), unpack_state(load(played.result.model)).shared
@@ -138,38 +138,40 @@ def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does
     suffix = {"onnx": ".onnx", "executorch": ".pte"}[target]
     (tmp_path / f"model{suffix}").write_bytes(body)
     write_npz(tmp_path / "test.npz", played.gathered.evaluation)
-    found = TRAINERS[target]().predict(tmp_path / f"model{suffix}", str(tmp_path / "test.npz"))
+    prediction = TRAINERS[target]().predict(tmp_path / f"model{suffix}", str(tmp_path / "test.npz"))
     assert difference < 1e-4
     server = played.result.rounds[-1].all_metrics
-    assert found.headline == run.training.objective.kind.headline
-    assert dict(found.metrics) == pytest.approx(server, abs=2e-4)
-    judged = judged_by_scikit_learn(found, played.gathered.evaluation)
-    assert judged, "scikit-learn has something to say of each kind"
-    assert {name: server[name] for name in judged} == pytest.approx(judged, abs=2e-4)
+    assert prediction.headline == run.training.objective.kind.headline
+    assert dict(prediction.metrics) == pytest.approx(server, abs=2e-4)
+    expected = compute_with_scikit_learn(prediction, played.gathered.evaluation)
+    assert expected, "scikit-learn has metrics of each kind"
+    assert {name: server[name] for name in expected} == pytest.approx(expected, abs=2e-4)
 
 
-def judged_by_scikit_learn(found: Prediction, data: Dataset) -> dict[str, float]:
-    """Of the metrics that need no scores, each by its own words."""
+def compute_with_scikit_learn(prediction: Prediction, data: Dataset) -> dict[str, float]:
+    """The metrics that need no scores, computed by scikit-learn."""
     from sklearn import metrics as sk
 
     labels = data.labels
-    if found.numbers:
-        numbers = np.asarray(found.numbers).reshape(labels.shape)
+    if prediction.numbers:
+        numbers = np.asarray(prediction.numbers).reshape(labels.shape)
         return {
             "rmse": sk.root_mean_squared_error(labels, numbers),
             "mae": sk.mean_absolute_error(labels, numbers),
             "r2": sk.r2_score(labels, numbers),
         }
-    predicted = np.asarray(found.labels).reshape(labels.shape)
+    predicted = np.asarray(prediction.labels).reshape(labels.shape)
     if labels.dtype == np.float32:
         return {
             "macro_f1": sk.f1_score(labels, predicted, average="macro"),
             "accuracy": 1 - sk.hamming_loss(labels, predicted),
         }
-    return of_classes(found, labels.ravel().astype(np.int64), predicted.ravel())
+    return compute_class_metrics(prediction, labels.ravel().astype(np.int64), predicted.ravel())
 
 
-def of_classes(found: Prediction, labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> dict[str, float]:
+def compute_class_metrics(
+    prediction: Prediction, labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]
+) -> dict[str, float]:
     from sklearn import metrics as sk
 
     known = {
@@ -177,15 +179,15 @@ def of_classes(found: Prediction, labels: npt.NDArray[np.int64], predicted: npt.
         "macro_f1": sk.f1_score(labels, predicted, average="macro"),
         "mean_iou": sk.jaccard_score(labels, predicted, average="macro"),
     }
-    return {name: value for name, value in known.items() if name in found.metrics}
+    return {name: value for name, value in known.items() if name in prediction.metrics}
 
 
 def tensors(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
 
 
-def files_of(name: str, folder: Path, labels: Callable[[Labels], npt.NDArray[Any]]) -> tuple[str, ...]:
-    """Some samples of a known data set as files of one's own, and the settings of a short run on them."""
+def write_user_files(name: str, folder: Path, labels: Callable[[Labels], npt.NDArray[Any]]) -> tuple[str, ...]:
+    """Write samples of a known data set as user files; the settings of a short run on them."""
     parts = DATASETS.load(name).load()
     for part, data in (("train", parts.train.take(np.arange(300))), ("test", parts.test.take(np.arange(80)))):
         np.savez(folder / f"{part}.npz", x=data.inputs, y=labels(data.labels))
@@ -193,44 +195,44 @@ def files_of(name: str, folder: Path, labels: Callable[[Labels], npt.NDArray[Any
     return ("data.name=", *files, "rounds=1", "deploy_targets=[]")
 
 
-AS_PEOPLE_WRITE: Mapping[str, tuple[str, type]] = {
+USER_LABELS: Mapping[str, tuple[str, type]] = {
     "one number, flat": ("regression", np.float64),
     "one whole number, flat": ("regression", np.int32),
     "several labels, whole": ("multi-label", np.uint8),
     "pixels of a byte": ("segmentation", np.uint8),
     "classes of a byte": ("classification", np.uint8),
 }
-"""A shipped run, and the type of the labels in a file of one's own."""
+"""An included run, and the type of the labels in a user file."""
 
 
-@pytest.mark.parametrize("kind", AS_PEOPLE_WRITE)
+@pytest.mark.parametrize("kind", USER_LABELS)
 def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
     kind: str, exports: ExportPool, tmp_path: Path
 ) -> None:
-    """From the partition to the figures of the whole run, which are made when all is trained."""
-    name, labels = AS_PEOPLE_WRITE[kind]
-    own = files_of(
+    """From the partition to the figures at the end of the run."""
+    name, labels = USER_LABELS[kind]
+    settings = write_user_files(
         read_run(name).data.name,
         tmp_path,
-        lambda found: np.round(found[:, 0] if found.shape[1:] == (1,) else found).astype(labels),
+        lambda values: np.round(values[:, 0] if values.shape[1:] == (1,) else values).astype(labels),
     )
-    found = gather_run(read_run(name, (*own, "data.partition.min_samples=20")))
-    result = run_batch(found, exports)
+    gathered = gather_run(read_run(name, (*settings, "data.partition.min_samples=20")))
+    result = run_batch(gathered, exports)
     assert [row.status for row in result.rounds[0].clients] == ["aggregated"] * 3
-    assert len(compute_batch_figures(found, result)["own"]) == 3
+    assert len(compute_batch_figures(gathered, result)["own"]) == 3
 
 
 def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: ExportPool, tmp_path: Path) -> None:
-    """One output that says yes or no."""
-    own = files_of("digits", tmp_path, lambda labels: labels % 2)
-    asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
-    found = gather_run(read_run("regression", (*own, *asked)))
-    shares = [float(device.data.labels.mean()) for device in found.devices]
+    """A model with one binary output."""
+    settings = write_user_files("digits", tmp_path, lambda labels: labels % 2)
+    objective = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
+    gathered = gather_run(read_run("regression", (*settings, *objective)))
+    shares = [float(device.data.labels.mean()) for device in gathered.devices]
     assert max(shares) - min(shares) > 0.3
-    result = run_batch(found, exports)
+    result = run_batch(gathered, exports)
     assert {"accuracy", "auroc", "macro_f1"} == set(result.rounds[0].all_metrics)
     assert result.rounds[0].all_metrics["auroc"] > 0.6
-    assert len(compute_batch_figures(found, result)["own"]) == 3
+    assert len(compute_batch_figures(gathered, result)["own"]) == 3
 
 
 @pytest.mark.long
@@ -245,7 +247,7 @@ def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFold
 @pytest.mark.parametrize("method", ["fjord", "dynamic_selection"])
 @pytest.mark.parametrize("name", ["segmentation", "sequence"])
 def test_submodels_are_taught_wherever_there_are_classes(name: str, method: str, exports: ExportPool) -> None:
-    """FjORD's nested widths by the larger one, and submodels by the whole model on noise."""
+    """FjORD distils into nested widths from the larger one; dynamic selection from the whole model on noise."""
     run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
     result = run_batch(gather_run(run), exports)
     assert [row.status for row in result.rounds[0].clients] == ["aggregated"] * 3

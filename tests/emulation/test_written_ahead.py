@@ -1,4 +1,4 @@
-"""Dynamic model selection with real programs: what is written in one round serves the next."""
+"""Dynamic model selection with real programs: a program that is exported in a round is used in the next."""
 
 from dataclasses import replace
 
@@ -14,18 +14,18 @@ from subfleet.reporting.run_figures import violates
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 LINK_S = 0.28
-"""Moves 35 kB up: more than the smaller size of the uniform space, and less than the larger one."""
+"""Time to send 35 kB: more than the smaller size of the uniform space, and less than the larger one."""
 
 
-def _described() -> GatheredRun:
+def _describe_run() -> GatheredRun:
     method = DynamicSelection(distillation=None, estimates="estimated")
     described = experiment(rounds=3, method=method, exports_per_round=1, communication_s=LINK_S)
-    return replace(described, devices=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate("abc")))
+    return replace(described, devices=tuple(client(name, index, LARGE_BYTES) for index, name in enumerate("abc")))
 
 
 @pytest.fixture(scope="module")
 def searched(exports: ExportPool) -> BatchResult:
-    return run_batch(_described(), exports)
+    return run_batch(_describe_run(), exports)
 
 
 def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: BatchResult) -> None:
@@ -39,13 +39,13 @@ def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: BatchR
 def test_later_rounds_train_what_earlier_ones_wanted(searched: BatchResult) -> None:
     first, *later = searched.rounds
     tasks = {row.architecture_id for row in first.clients}
-    assert first.programs_written > len(tasks), "one for each task, and one that was wanted"
-    wanted = {row.requested for row in first.clients} - {""}
-    assert wanted & {row.architecture for record in later for row in record.clients}
+    assert first.programs_written > len(tasks), "one for each task, and a requested one"
+    requested = {row.requested for row in first.clients} - {""}
+    assert requested & {row.architecture for record in later for row in record.clients}
     assert all(row.parameters_lost > 0 for row in first.clients if row.requested)
     assert sum(row.utilisation or 0 for row in later[-1].clients) > sum(row.utilisation or 0 for row in first.clients)
 
 
 def test_a_search_gives_the_same_bits_again(searched: BatchResult, exports: ExportPool) -> None:
-    again = run_batch(_described(), exports)
+    again = run_batch(_describe_run(), exports)
     assert (again.model, again.rounds) == (searched.model, searched.rounds)

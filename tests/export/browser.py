@@ -1,4 +1,4 @@
-"""A real browser that runs ONNX programs in onnxruntime-web: a page, the server it talks to, and headless Chromium."""
+"""Run ONNX programs in onnxruntime-web in a real browser: a page, its server, and headless Chromium."""
 
 import base64
 import functools
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserJob:
-    """A program and what is fed to it."""
+    """A program and its inputs."""
 
     body: bytes
     inputs: Mapping[str, Array]
@@ -34,7 +34,7 @@ class BrowserJob:
 
 @dataclass(slots=True, kw_only=True)
 class _Visit:
-    """What the page was given and has answered so far."""
+    """The jobs of a page and its answers so far."""
 
     jobs: Mapping[str, BrowserJob]
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -42,19 +42,19 @@ class _Visit:
 
 
 def browser() -> str:
-    """The path of Chromium, or nothing where there is none."""
+    """The path of Chromium, or an empty string if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 
 
 def missing() -> str:
-    """What a browser test lacks on this machine, as a sentence; nothing where it can run."""
+    """Why browser tests cannot run on this machine, or an empty string if they can."""
     if not browser():
         return "there is no Chromium: apt-get install chromium"
     return "" if DIST.is_dir() else f"onnxruntime-web is not installed: npm ci --prefix {WEB.name}"
 
 
 def run_in_browser(jobs: Mapping[str, BrowserJob], profile: Path) -> dict[str, dict[str, Any]]:
-    """Run each program once in a page; for each name its {"outputs": {name: numbers}} or {"error": text}."""
+    """Run each program once in a page; return {"outputs": {name: numbers}} or {"error": text} for each job."""
     visit = _Visit(jobs=jobs)
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, visit)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -68,7 +68,7 @@ def run_in_browser(jobs: Mapping[str, BrowserJob], profile: Path) -> dict[str, d
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Files of the page and of onnxruntime-web, the programs and their inputs; takes the answers."""
+    """Serves the page, onnxruntime-web, the programs and their inputs, and receives the answers."""
 
     def __init__(self, visit: _Visit, *arguments: Any) -> None:
         self._visit = visit

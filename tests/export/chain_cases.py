@@ -1,4 +1,4 @@
-"""Supernets, and their chains run piece by piece as a device does, that the tests of chains share."""
+"""Supernets for the tests of chains, and a runner that executes their chains piece by piece, as a device does."""
 
 from collections.abc import Callable, Mapping
 
@@ -70,13 +70,13 @@ def evaluate_request(model: Family, target: str) -> EvaluateRequest:
 
 
 def runner_of(program: Program) -> Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]:
-    """What runs a chain's programs by name, from tensors by name to tensors by name."""
+    """A function that runs the named program of a chain; inputs and outputs are tensors by name."""
     pieces = {piece.name: piece for piece in program.manifest.pieces}
     if program.manifest.target == "torch":
         steps = read_torch_pieces(program)
-        return lambda name, fed: _named(pieces[name], steps[name].run(*fed.values()))
+        return lambda name, inputs: _named(pieces[name], steps[name].run(*inputs.values()))
     bodies, target = decode_container(program.body).tensors, find_target(program.manifest.target)
-    return lambda name, fed: _named(pieces[name], target.run(bytes(bodies[name].data), fed))
+    return lambda name, inputs: _named(pieces[name], target.run(bytes(bodies[name].data), inputs))
 
 
 def _named(piece: PieceProgram, results: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -84,12 +84,12 @@ def _named(piece: PieceProgram, results: tuple[Tensor, ...]) -> dict[str, Tensor
 
 
 class PathRun:
-    """A path of a chain.
+    """Trains and evaluates a path of a chain.
 
     Args:
-        program: of a supernet.
-        path: the operator of each choice.
-        weights: of the supernet, parameters and buffers by name; changed by training.
+        program: The supernet's program.
+        path: The operator of each choice.
+        weights: The supernet's parameters and buffers by name; training changes a copy, `self.weights`.
     """
 
     def __init__(self, program: Program, path: tuple[str, ...], weights: Mapping[str, Tensor]) -> None:
@@ -98,34 +98,39 @@ class PathRun:
         drawn, self._operators = iter(path), list[LinkOperator]()
         for link in chain.links:
             name = next(drawn) if link.open else ""
-            self._operators.append(next(one for one in link.operators if one.name == name))
-        self.path = [one for one in self._operators if one.piece]
+            self._operators.append(next(operator for operator in link.operators if operator.name == name))
+        self.path = [operator for operator in self._operators if operator.piece]
         self.weights, self.states = dict(weights), dict[str, Tensor]()
         self._pieces = {piece.name: piece for piece in program.manifest.pieces}
         self._run = runner_of(program)
 
     def train(self, batch: Mapping[str, Tensor], optimiser: OptimiserSettings) -> dict[str, Tensor]:
         """One step on a batch: input, label, sample_mask, batch_weight and learning_rate, by role."""
-        kept, read = list[Tensor](), batch["input"]
+        operator_inputs, read = list[Tensor](), batch["input"]
         for operator in self.path[:-1]:
-            kept.append(read)
+            operator_inputs.append(read)
             results = self._results(operator, "forward", {**batch, "features": read, "input": read})
             read = results.pop("given")
             self._take(operator, results)
-        told = self._results(self.path[-1], "backward", {**batch, "features": read})
-        self._take(self.path[-1], {name: tensor for name, tensor in told.items() if name.startswith("new.")})
-        back = told["read_gradient"]
-        of_places = {len(self.path) - 1: told}
-        for place in reversed(range(len(self.path) - 1)):
-            fed = {**batch, "input": kept[place], "features": kept[place], "features_gradient": back}
-            of_places[place] = self._results(self.path[place], "backward", fed)
-            back = of_places[place].get("read_gradient", back)
-        scale = self._scale(of_places, optimiser)
-        for place, operator in enumerate(self.path):
+        head_results = self._results(self.path[-1], "backward", {**batch, "features": read})
+        self._take(self.path[-1], {name: tensor for name, tensor in head_results.items() if name.startswith("new.")})
+        gradient = head_results["read_gradient"]
+        gradients = {len(self.path) - 1: head_results}
+        for index in reversed(range(len(self.path) - 1)):
+            inputs = {
+                **batch,
+                "input": operator_inputs[index],
+                "features": operator_inputs[index],
+                "features_gradient": gradient,
+            }
+            gradients[index] = self._results(self.path[index], "backward", inputs)
+            gradient = gradients[index].get("read_gradient", gradient)
+        scale = self._scale(gradients, optimiser)
+        for index, operator in enumerate(self.path):
             if name_program(operator.piece, "update") in self._pieces:
-                fed = {**batch, **of_places[place], "gradient_scale": scale}
-                self._take(operator, self._results(operator, "update", fed))
-        return {name: told[name] for name in ("loss", "correct", "count")}
+                inputs = {**batch, **gradients[index], "gradient_scale": scale}
+                self._take(operator, self._results(operator, "update", inputs))
+        return {name: head_results[name] for name in ("loss", "correct", "count")}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Loss, correct, count and logits of a batch."""
@@ -136,23 +141,23 @@ class PathRun:
 
     @staticmethod
     def _scale(gradients: Mapping[int, Mapping[str, Tensor]], optimiser: OptimiserSettings) -> Tensor:
-        own = (t for told in gradients.values() for name, t in told.items() if name.startswith("gradient."))
+        own = (t for results in gradients.values() for name, t in results.items() if name.startswith("gradient."))
         norm = float(sum(tensor.double().square().sum() for tensor in own)) ** 0.5
         most = optimiser.max_gradient_norm
         return torch.tensor(min(1.0, most / (norm + 1e-6)) if most else 1.0)
 
-    def _results(self, operator: LinkOperator, step: str, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _results(self, operator: LinkOperator, step: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         piece = self._pieces[name_program(operator.piece, step)]
-        given: dict[str, Tensor] = {}
+        inputs: dict[str, Tensor] = {}
         for value in piece.inputs:
-            key = f"{operator.piece}/{operator.prefix}/{value.name}"  # two links without a choice have one prefix
+            key = f"{operator.piece}/{operator.prefix}/{value.name}"  # links without a choice may share a prefix
             if value.role in ("parameter", "buffer"):
-                given[value.name] = self.weights[operator.prefix + value.tensor]
+                inputs[value.name] = self.weights[operator.prefix + value.tensor]
             elif value.role == "optimiser_state":
-                given[value.name] = self.states.get(key, torch.zeros(value.shape))
+                inputs[value.name] = self.states.get(key, torch.zeros(value.shape))
             else:
-                given[value.name] = fed[value.name if value.role == "gradient" else value.role]
-        return self._run(piece.name, given)
+                inputs[value.name] = tensors[value.name if value.role == "gradient" else value.role]
+        return self._run(piece.name, inputs)
 
     def _take(self, operator: LinkOperator, results: Mapping[str, Tensor]) -> None:
         for new, tensor in results.items():

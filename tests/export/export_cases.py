@@ -20,27 +20,27 @@ FULL_SGD = OptimiserSettings(momentum=0.9, weight_decay=0.01)
 
 
 def smallest(model: Family) -> Architecture:
-    """One normalisation group on every channel axis, and no block that can be skipped."""
+    """One normalisation group on every channel axis, and no optional block."""
     axes = network_of(model).axes.values()
-    kept = {axis.name: Prefix(size=axis.granularity) for axis in axes if axis.kind == "channel"}
-    return Architecture(axes=tuple(sorted(kept.items())), name="smallest")
+    selections = {axis.name: Prefix(size=axis.granularity) for axis in axes if axis.kind == "channel"}
+    return Architecture(axes=tuple(sorted(selections.items())), name="smallest")
 
 
 def largest(model: Family) -> Architecture:
-    """Everything."""
+    """The whole network."""
     return Architecture(blocks=tuple(block.name for block in network_of(model).blocks), name="largest")
 
 
 def scattered(model: Family) -> Architecture:
     """The last group of every channel axis, and every second block."""
     network = network_of(model)
-    kept = {
+    selections = {
         axis.name: Explicit(indices=tuple(range(axis.size - axis.granularity, axis.size)))
         for axis in network.axes.values()
         if axis.kind == "channel"
     }
     blocks = tuple(block.name for block in network.blocks)[::2]
-    return Architecture(axes=tuple(sorted(kept.items())), blocks=blocks, name="scattered")
+    return Architecture(axes=tuple(sorted(selections.items())), blocks=blocks, name="scattered")
 
 
 CASES: dict[str, tuple[Family, Architecture]] = {
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Family, Architecture]] = {
     "mlp scattered": (MLP, scattered(MLP)),
     "mlp largest": (MLP, largest(MLP)),
 }
-"""Networks and submodels of them between which every kind of layer, size and submodel occurs."""
+"""Networks with submodels; together they cover every kind of layer, size and submodel."""
 
 
 def train_request(

@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
 
 
 class SqueezeAndExcitation(nn.Module):
-    """Channels weighed by what all of them say on average."""
+    """Channels scaled by weights that depend on the averages of all channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class SqueezeAndExcitation(nn.Module):
 
 
 class Weighed(nn.Module):
-    """A layer with weights before it, so that its backward matters, and a linear head behind it.
+    """A layer with weights before it, so that its backward pass matters, and a linear head after it.
 
-    It takes as many of the input's numbers as it needs.
+    It reads only as many of the input's numbers as it needs.
     """
 
     def __init__(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
@@ -65,20 +65,20 @@ class Weighed(nn.Module):
         self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
         self.layer = layer
         with torch.no_grad():
-            made = layer(torch.zeros(2, *shape))
-        made = made[0] if isinstance(made, tuple) else made
-        self.head = nn.Linear(made[0].numel(), 3)
+            outputs = layer(torch.zeros(2, *shape))
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        self.head = nn.Linear(outputs[0].numel(), 3)
 
     def forward(self, x: Tensor) -> Tensor:
         own = x.flatten(1)[:, : math.prod(self.shape)].reshape(-1, *self.shape)
-        made = self.layer(own * self.scale + self.shift)
-        made = made[0] if isinstance(made, tuple) else made
-        logits: Tensor = self.head(made.flatten(1))
+        outputs = self.layer(own * self.scale + self.shift)
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        logits: Tensor = self.head(outputs.flatten(1))
         return logits
 
 
 class SideBySide(nn.Module):
-    """Layers that do not meet, so that one program tries them all, and a defect is named by its branch."""
+    """Independent layers, so that one program tests them all and an error names its branch."""
 
     def __init__(self, branches: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class SideBySide(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Tokens, some of which may be padding."""
+    """An embedding of tokens, which may include padding, and a linear head."""
 
     def __init__(self, padding_index: int | None) -> None:
         super().__init__()
@@ -192,17 +192,17 @@ BRANCHES: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = MappingProxyType
         },
     }
 )
-"""By group, then by name: every kind of layer of numbers, besides convolutions and those with a sample mask."""
+"""Every kind of layer with real inputs, by group and name, except convolutions and layers with a sample mask."""
 TOKENS: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
     {"Embedding": partial(Embedded, None), "Embedding with padding": partial(Embedded, 0)}
 )
-"""Layers of indices."""
+"""Layers with integer inputs."""
 GROUPS = (*BRANCHES, "tokens")
 SAMPLE = SampleSpec(shape=IMAGE)
 TOKEN_SAMPLE = SampleSpec(shape=(5,), dtype="I64", limit=7)
 
 
 def group_of(name: str) -> tuple[nn.Module, SampleSpec]:
-    """A network of every layer of a group, and its input."""
+    """A network with every layer of a group, and its sample spec."""
     branches, sample = (TOKENS, TOKEN_SAMPLE) if name == "tokens" else (BRANCHES[name], SAMPLE)
     return SideBySide({branch: build() for branch, build in branches.items()}), sample

@@ -8,7 +8,7 @@ import onnxruntime
 program, inputs, outputs = sys.argv[1:]
 session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
 names = [value.name for value in session.get_outputs()]
-with np.load(inputs) as fed:
-    results = session.run(names, dict(fed))
+with np.load(inputs) as arrays:
+    results = session.run(names, dict(arrays))
 np.savez(outputs, **dict(zip(names, results, strict=True)))
 sys.stdout.write(onnxruntime.__version__)

@@ -1,4 +1,4 @@
-"""The oldest ONNX Runtime that a device may have, in a process of its own."""
+"""Run programs on the oldest supported ONNX Runtime, in a separate process."""
 
 import os
 import subprocess
@@ -20,15 +20,15 @@ needs_oldest = pytest.mark.skipif(
 
 
 def run_on_oldest(body: bytes, fed: Mapping[str, npt.NDArray[Any]], folder: Path) -> dict[str, npt.NDArray[Any]]:
-    """Run a program once; its outputs by name."""
+    """Run a program once; return its outputs by name."""
     program, inputs, outputs = (folder / part for part in ("program.onnx", "inputs.npz", "outputs.npz"))
     program.write_bytes(body)
-    np.savez(inputs, **fed)  # type: ignore[arg-type]  # its only keyword of its own is no name of ours
+    np.savez(inputs, **fed)  # type: ignore[arg-type]  # no input is called allow_pickle, its only keyword
     version = subprocess.check_output(
         [sys.executable, str(SCRIPT), str(program), str(inputs), str(outputs)],
         env={**os.environ, "PYTHONPATH": str(OLDEST)},
         text=True,
     )
     assert version == "1.23.2"
-    with np.load(outputs) as got:
-        return dict(got)
+    with np.load(outputs) as arrays:
+        return dict(arrays)

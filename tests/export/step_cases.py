@@ -1,4 +1,4 @@
-"""Steps that the tests share: between them every objective, optimiser, term and kind of batch."""
+"""Steps that the tests share; together they cover every objective, optimiser, term and kind of batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -46,7 +46,7 @@ def frozen_images() -> nn.Module:
 
 
 class Exits(nn.Module):
-    """Two classifiers at growing depth."""
+    """A classifier with two exits at increasing depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class Exits(nn.Module):
         self.exits = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        found = []
+        logits = []
         for layer, head in zip(self.layers, self.exits, strict=True):
             x = torch.tanh(layer(x))
-            found.append(head(x))
-        return tuple(found)
+            logits.append(head(x))
+        return tuple(logits)
 
 
 def nested() -> Step:

@@ -1,4 +1,4 @@
-"""Steps run in PyTorch, by the names of their values, beside the plain PyTorch that they must equal."""
+"""Run steps in PyTorch with values by name, to compare them with plain PyTorch."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -32,13 +32,13 @@ def run(step: Step, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {value.name: result for value, result in zip(step.outputs, results, strict=True)}
 
 
-def carried(results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the next step takes."""
+def next_inputs(results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The results that the next step takes as inputs."""
     return {name.removeprefix("new."): result for name, result in results.items() if name.startswith("new.")}
 
 
-def loaded(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
-    """The module in double precision, with the parameters and buffers that a step is given."""
+def load_values(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
+    """The module in double precision, with the parameters and buffers from a step's inputs."""
     module = module.double()
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -48,7 +48,7 @@ def loaded(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
 
 
 def step_of_module(module: nn.Module, shape: tuple[int, ...], *, batch_size: int = 4, **options: Any) -> Step:
-    """A training step, plain where nothing else is said."""
+    """A training step with the default objective and plain SGD, unless `options` say otherwise."""
     settings: dict[str, Any] = {
         "objective": ObjectiveSettings(),
         "optimiser": PLAIN_SGD,
@@ -59,9 +59,9 @@ def step_of_module(module: nn.Module, shape: tuple[int, ...], *, batch_size: int
 
 
 def assert_close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 1e-12) -> None:
-    """The same names, and the same numbers up to rounding."""
+    """Assert that names are the same, and numbers are the same up to rounding."""
     assert actual.keys() == expected.keys()
-    for name, right in expected.items():
+    for name, tensor in expected.items():
         torch.testing.assert_close(
-            actual[name], right, atol=tolerance, rtol=tolerance, msg=partial("{}: {}".format, name)
+            actual[name], tensor, atol=tolerance, rtol=tolerance, msg=partial("{}: {}".format, name)
         )

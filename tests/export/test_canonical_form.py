@@ -1,4 +1,4 @@
-"""What each pass of the front end leaves behind, of networks that work in place, hold constants and keep state."""
+"""The graphs that each pass of the front end returns, for networks with in-place operations, constants and state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class Inplace(nn.Module):
-    """What torchvision's ResNet does: a norm whose output is rectified in place, and a sum in place after another."""
+    """As in torchvision's ResNet: an in-place ReLU after a norm, and an in-place sum after another norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Views(nn.Module):
 
 
 class Constants(nn.Module):
-    """Buffers of every kind, a plain tensor, and masks made anew in every run, as transformers have them."""
+    """Buffers of every kind, a plain tensor, and masks created in every run, as in transformers."""
 
     table: Tensor
     places: Tensor
@@ -80,7 +80,7 @@ class Constants(nn.Module):
 
 
 class Average(nn.Module):
-    """Normalises by a moving average that forward keeps, in a buffer put in anew or changed in place."""
+    """Normalises by a moving average in a buffer that forward replaces or changes in place."""
 
     mean: Tensor
 
@@ -102,7 +102,7 @@ class Average(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """A block that its owner computes again in the backward pass, with dropout and a norm inside."""
+    """A block with dropout and a norm that the network itself recomputes in the backward pass."""
 
     def __init__(self, *, again: bool) -> None:
         super().__init__()
@@ -117,10 +117,10 @@ class Checkpointed(nn.Module):
 
 
 class Normed(nn.Module):
-    """Two norms of as many values, in a mode of the network's own or in two of them.
+    """Three norms of the same size, two of them in a mode that the network sets.
 
     Args:
-        within: takes a function and its argument.
+        within: Calls a function with its argument in that mode.
     """
 
     def __init__(self, within: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> None:
@@ -134,13 +134,13 @@ class Normed(nn.Module):
         return logits
 
 
-def _some_kept(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _checkpoint_selectively(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     contexts = partial(create_selective_checkpoint_contexts, [aten.mul.Tensor, aten.sum.dim_IntList])
     y: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
     return y
 
 
-def _in_inference(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _run_in_inference_mode(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with torch.inference_mode():
         y = block(x)
     return y.clone()
@@ -153,8 +153,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "average": (lambda: Average(in_place=False), (4,)),
     "average in place": (lambda: Average(in_place=True), (4,)),
     "checkpointed": (lambda: Checkpointed(again=True), (4,)),
-    "norms of which some is kept": (lambda: Normed(_some_kept), (4,)),
-    "norms in inference mode": (lambda: Normed(_in_inference), (4,)),
+    "norms, selectively checkpointed": (lambda: Normed(_checkpoint_selectively), (4,)),
+    "norms in inference mode": (lambda: Normed(_run_in_inference_mode), (4,)),
 }
 
 
@@ -167,9 +167,9 @@ def _assert_same(graph: fx.GraphModule, step: Step, tolerance: float) -> None:
     for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default  # files have no strides
     graph.recompile()
-    given = step.example(torch.Generator().manual_seed(1))
-    for value, actual, right in zip(step.outputs, graph(*given), step.run(*given), strict=True):
-        torch.testing.assert_close(actual, right, atol=tolerance, rtol=tolerance, msg=f"{value.name}: {{}}".format)
+    inputs = step.example(torch.Generator().manual_seed(1))
+    for value, actual, expected in zip(step.outputs, graph(*inputs), step.run(*inputs), strict=True):
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance, msg=f"{value.name}: {{}}".format)
 
 
 @pytest.mark.slow
@@ -189,8 +189,10 @@ def test_every_pass_keeps_its_promise_and_the_numbers(name: str) -> None:
     for node in graph.graph.nodes:
         if node.op == "call_function" and set(node.all_input_nodes) <= fixed:
             assert node.target in {aten.full.default, aten.expand.default}, node.format_node()
-    held = [getattr(graph, node.target) for node in fixed]
-    assert len({(one.dtype, tuple(one.shape), one.numpy().tobytes()) for one in held}) == len(held)
+    constants = [getattr(graph, node.target) for node in fixed]
+    assert len({(tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()) for tensor in constants}) == len(
+        constants
+    )
     _assert_same(graph, step, 0.0)
 
     check_operators(graph)
@@ -203,7 +205,7 @@ def test_every_pass_keeps_its_promise_and_the_numbers(name: str) -> None:
 @pytest.mark.export
 @pytest.mark.parametrize(("name", "target"), crossed(NETWORKS, TARGET_NAMES, "average in place", "constants", "views"))
 def test_such_networks_become_programs(name: str, target: str) -> None:
-    """Refused before, or written with a constant in the place of a moving average."""
+    """They used to be refused, or written with a constant instead of a moving average."""
     program = write_program(step_of(name), target=target, program_id="canonical")
     assert program.manifest.max_abs_diff < 1e-5
 
@@ -228,12 +230,12 @@ def _kinds(module: nn.Module) -> dict[str, str]:
     return {name: "buffer" if name in buffers else "parameter" for name in module.state_dict()}
 
 
-def _counting() -> nn.Module:
-    """Counts its runs in a buffer of whole numbers, as BatchNorm does."""
+def _counting_layer() -> nn.Module:
+    """A layer that counts its runs in an integer buffer, as BatchNorm does."""
     module = nn.Linear(4, 3)
     module.register_buffer("mean", torch.zeros((), dtype=torch.int64))
 
-    def count(_layer: nn.Module, _given: object) -> None:
+    def count(_layer: nn.Module, _inputs: object) -> None:
         module.get_buffer("mean").add_(1)
 
     module.register_forward_pre_hook(count)
@@ -243,7 +245,7 @@ def _counting() -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    [Average(in_place=False, persistent=False), Average(in_place=True, persistent=False), _counting()],
+    [Average(in_place=False, persistent=False), Average(in_place=True, persistent=False), _counting_layer()],
 )
 def test_a_constant_that_forward_changes_is_refused_by_name(module: nn.Module) -> None:
     with pytest.raises(ExportError, match=r"changes its tensor 'mean'.*make it a buffer with self\.register_buffer"):
@@ -255,7 +257,7 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
     class Growing(nn.Linear):
         seen: Tensor
 
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
             self.seen = torch.cat([self.seen, self.seen])
             return super().forward(input)
 
@@ -267,7 +269,7 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
 
 @pytest.mark.slow
 def test_what_forward_leaves_behind_is_no_state() -> None:
-    """Old-style weight norm sets a plain tensor before each run; others keep what they last saw."""
+    """Old-style weight norm sets a plain tensor before each run; other modules store their last outputs."""
 
     class Watched(nn.Module):
         def __init__(self) -> None:
@@ -297,19 +299,19 @@ def test_a_block_that_its_owner_computes_again_draws_and_counts_once() -> None:
     step = step_of_module(again, (4,))
     assert sum(value.role == "random" for value in step.inputs) == 1
     inputs = example(step)
-    right = run(step_of_module(plain, (4,)), inputs)
+    expected = run(step_of_module(plain, (4,)), inputs)
     for name, actual in run(step, inputs).items():
-        assert torch.equal(actual, right[name]), name
+        assert torch.equal(actual, expected[name]), name
 
 
 @pytest.mark.slow
 def test_randomness_and_types_of_its_own_are_refused() -> None:
     class Noisy(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
             return super().forward(torch.dropout(input, 0.5, train=True))
 
     class Precise(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
             return super().forward(input.double().square().float())
 
     with pytest.raises(ExportError, match=r"draws its own random numbers by aten\.\w+.*use nn\.Dropout"):
@@ -320,7 +322,7 @@ def test_randomness_and_types_of_its_own_are_refused() -> None:
 
 def test_dead_code_is_gone_before_it_is_judged() -> None:
     class Careless(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
             torch.randn(3).double()
             return super().forward(input)
 

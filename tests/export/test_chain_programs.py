@@ -1,4 +1,4 @@
-"""Chains that are written for every target: their paths train and are evaluated as in PyTorch."""
+"""Chains written for every target: their paths train and evaluate as in PyTorch."""
 
 from dataclasses import replace
 from itertools import product
@@ -50,34 +50,34 @@ def realised_request(request: TrainRequest, name: str) -> TrainRequest:
     mostly_long(CASES, ("onnx", "cnn", CLIPPED), ("executorch", "rnn", CLIPPED), ("torch", "rnn", ADAMW)),
 )
 def test_a_path_trains_as_in_pytorch(target: str, name: str, optimiser: OptimiserSettings) -> None:
-    """Two steps, the second with padding, beside the untouched module of the path in double precision."""
+    """Two steps, the second with padding, compared with the path's unchanged module in double precision."""
     model, path = PATHS[name]
     request = train_request(model, target, optimiser=optimiser)
     chain = PathRun(program_of(request), path, weights_of(name))
     step = training_step_of(realised_request(request, name))
-    own = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "parameter"}
-    other = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "buffer"}
-    given = dict(zip((value.name for value in step.inputs), step.example(seeded_generator("a")), strict=True))
-    given |= {f"parameter.{key}": tensor for key, tensor in own.items()}
-    given |= {f"buffer.{key}": tensor for key, tensor in other.items()}
-    given |= {v.name: torch.zeros(v.shape) for v in step.inputs if v.role == "optimiser_state"}
-    given = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in given.items()}
+    parameters = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "parameter"}
+    buffers = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "buffer"}
+    inputs = dict(zip((value.name for value in step.inputs), step.example(seeded_generator("a")), strict=True))
+    inputs |= {f"parameter.{key}": tensor for key, tensor in parameters.items()}
+    inputs |= {f"buffer.{key}": tensor for key, tensor in buffers.items()}
+    inputs |= {v.name: torch.zeros(v.shape) for v in step.inputs if v.role == "optimiser_state"}
+    inputs = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in inputs.items()}
     for real_count in (4, 3):
-        given |= batch_of(step, real_count)
-        results = step.reference(*(given[value.name] for value in step.inputs))
+        inputs |= batch_of(step, real_count)
+        results = step.reference(*(inputs[value.name] for value in step.inputs))
         expected = {value.name: tensor for value, tensor in zip(step.outputs, results, strict=True)}
         batch = {key: t.float() if t.is_floating_point() else t for key, t in batch_of(step, real_count).items()}
-        told = chain.train({**batch, "batch_weight": expected["count"].float()}, optimiser)
-        assert {key: float(t) for key, t in told.items()} == pytest.approx(
-            {key: float(expected[key]) for key in told}, rel=1e-5
+        metrics = chain.train({**batch, "batch_weight": expected["count"].float()}, optimiser)
+        assert {key: float(t) for key, t in metrics.items()} == pytest.approx(
+            {key: float(expected[key]) for key in metrics}, rel=1e-5
         )
-        given |= {key.removeprefix("new."): tensor for key, tensor in expected.items() if key.startswith("new.")}
+        inputs |= {key.removeprefix("new."): tensor for key, tensor in expected.items() if key.startswith("new.")}
     for value in step.inputs:
         if value.role in ("parameter", "buffer"):
             torch.testing.assert_close(
-                chain.weights[value.tensor].double(), given[value.name], atol=2e-6, rtol=2e-5, msg=value.name
+                chain.weights[value.tensor].double(), inputs[value.name], atol=2e-6, rtol=2e-5, msg=value.name
             )
-    untouched = weights_of(name).keys() - own.keys() - other.keys()
+    untouched = weights_of(name).keys() - parameters.keys() - buffers.keys()
     assert untouched
     assert all(torch.equal(chain.weights[key], weights_of(name)[key]) for key in untouched)
 
@@ -103,15 +103,15 @@ def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
     network = network_of(model)
     step = step_of(replace(request, model=specialise_family(network, path_architecture(network, path))))
     drawn = dict(zip((value.name for value in step.inputs), step.example(seeded_generator("b")), strict=True))
-    given = drawn | {value.name: weights[value.tensor] for value in step.inputs if value.tensor}
-    doubled = (given[value.name] for value in step.inputs)
+    inputs = drawn | {value.name: weights[value.tensor] for value in step.inputs if value.tensor}
+    doubled = (inputs[value.name] for value in step.inputs)
     expected = step.reference(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in doubled))
-    found = PathRun(program, path, weights).evaluate({key: drawn[key] for key in ("input", "label", "sample_mask")})
+    results = PathRun(program, path, weights).evaluate({key: drawn[key] for key in ("input", "label", "sample_mask")})
     real = drawn["sample_mask"] > 0
     for value, tensor in zip(step.outputs, expected, strict=True):
-        own, right = found[value.name].double(), tensor
-        own, right = (own[real], right[real]) if value.role == "logits" else (own, right)
-        torch.testing.assert_close(own, right, atol=1e-5, rtol=1e-5, msg=value.name)
+        actual, right = results[value.name].double(), tensor
+        actual, right = (actual[real], right[real]) if value.role == "logits" else (actual, right)
+        torch.testing.assert_close(actual, right, atol=1e-5, rtol=1e-5, msg=value.name)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -138,10 +138,10 @@ def test_a_piece_with_a_wrong_gradient_is_not_written() -> None:
     original = torch.autograd.grad
 
     def grad(outputs: Any, inputs: list[Tensor], *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = list(original(outputs, inputs, *args, **options))
-        if found[1] is not None and tuple(found[1].shape) == piece.outputs[1].shape:
-            found[1] = found[1] * 1.1
-        return tuple(found)
+        gradients: list[Tensor | None] = list(original(outputs, inputs, *args, **options))
+        if gradients[1] is not None and tuple(gradients[1].shape) == piece.outputs[1].shape:
+            gradients[1] = gradients[1] * 1.1
+        return tuple(gradients)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "grad", grad)

@@ -1,4 +1,4 @@
-"""Every convolution's lowering against PyTorch in double precision, over many geometries."""
+"""Lowerings of all convolutions compared with PyTorch in double precision, over many geometries."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -56,28 +56,30 @@ def cases(draw: Any, *, depthwise: bool) -> Case:
     )
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def random_tensor(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def check(case: Case) -> None:
-    inputs, weight = drawn(*case.inputs, seed=0), drawn(*case.weight, seed=1)
+    inputs, weight = random_tensor(*case.inputs, seed=0), random_tensor(*case.weight, seed=1)
     expected = aten.convolution(inputs, weight, None, *case.arguments)
     lowered = CONVOLUTIONS_AS_CONVOLUTIONS[aten.convolution.default](inputs, weight, None, *case.arguments)
     if lowered is not NotImplemented:
         torch.testing.assert_close(lowered, expected)
-    gradient = drawn(*expected.shape, seed=2)
-    wanted = [True, True, True]
-    right = aten.convolution_backward(gradient, inputs, weight, [expected.shape[1]], *case.arguments, wanted)
-    got = CONVOLUTIONS_AS_CONVOLUTIONS[aten.convolution_backward.default](
-        gradient, inputs, weight, [expected.shape[1]], *case.arguments, wanted
+    gradient = random_tensor(*expected.shape, seed=2)
+    output_mask = [True, True, True]
+    reference_gradients = aten.convolution_backward(
+        gradient, inputs, weight, [expected.shape[1]], *case.arguments, output_mask
     )
-    for ours, theirs in zip(got, right, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    lowered_gradients = CONVOLUTIONS_AS_CONVOLUTIONS[aten.convolution_backward.default](
+        gradient, inputs, weight, [expected.shape[1]], *case.arguments, output_mask
+    )
+    for actual, reference in zip(lowered_gradients, reference_gradients, strict=True):
+        torch.testing.assert_close(actual, reference)
 
 
 UNREACHED = Case(inputs=(1, 1, 1), weight=(1, 3, 1), arguments=([1], [0], [2], True, [1], 1))
-"""A transposed convolution of one place whose output has one more, which nothing reaches."""
+"""A transposed convolution of one position with output padding that no input reaches."""
 
 
 @examples(60)

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients of each form, run by ONNX Runtime, against PyTorch in double precision."""
+"""Convolutions of every form and their gradients in ONNX Runtime, compared with PyTorch in double precision."""
 
 from typing import Any
 
@@ -56,25 +56,25 @@ def test_a_convolution_and_its_gradients(name: str) -> None:
     bias = torch.randn(outputs, generator=generator)
     directions = torch.randn(convolve(inputs, weight, bias, **settings).shape, generator=generator)
 
-    def run(*given: Tensor) -> tuple[Tensor, ...]:
-        *differentiated, along = given
+    def run(*arguments: Tensor) -> tuple[Tensor, ...]:
+        *differentiated, along = arguments
         leaves = [tensor.detach().requires_grad_() for tensor in differentiated]
         with torch.enable_grad():
             output = convolve(*leaves, **settings)
             gradients = torch.autograd.grad((output * along).sum(), leaves)
         return output.detach(), *gradients
 
-    given = (inputs, weight, bias, directions)
-    exact = run(*(tensor.double() for tensor in given))
-    step = Step(run=run, reference=run, inputs=_values("in", given), outputs=_values("out", exact))
+    arguments = (inputs, weight, bias, directions)
+    exact = run(*(tensor.double() for tensor in arguments))
+    step = Step(run=run, reference=run, inputs=_values("in", arguments), outputs=_values("out", exact))
     body = training_model(trace(step, OnnxTarget.lowerings), step)
-    got = OnnxTarget().run(body, {value.name: tensor for value, tensor in zip(step.inputs, given, strict=True)})
-    for ours, right in zip(got, exact, strict=True):
-        torch.testing.assert_close(ours, right.float(), atol=2e-5, rtol=2e-5)
+    results = OnnxTarget().run(body, {value.name: tensor for value, tensor in zip(step.inputs, arguments, strict=True)})
+    for actual, expected in zip(results, exact, strict=True):
+        torch.testing.assert_close(actual, expected.float(), atol=2e-5, rtol=2e-5)
 
 
 def _values(prefix: str, tensors: tuple[Tensor, ...]) -> tuple[ValueInfo, ...]:
     return tuple(
-        ValueInfo(name=f"{prefix}{place}", dtype="F32", shape=tuple(tensor.shape), role="input")
-        for place, tensor in enumerate(tensors)
+        ValueInfo(name=f"{prefix}{index}", dtype="F32", shape=tuple(tensor.shape), role="input")
+        for index, tensor in enumerate(tensors)
     )

@@ -1,5 +1,4 @@
-"""Cost estimates of submodels are near the plans of their programs, for every family and target, and told without
-them."""
+"""Memory estimates of submodels need no programs and are close to the plans of these, for families and targets."""
 
 import random
 from dataclasses import replace
@@ -44,7 +43,7 @@ SMALL: dict[str, Family] = {}
 for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS):
     SMALL.setdefault(config.TYPE, config)
 QUICK = frozenset({"mlp", "vgg", "vit"})
-"""Families whose programs are planned here; `benchmarks/plan_estimate.py` does so for all."""
+"""Families with programs that are planned here; `benchmarks/plan_estimate.py` covers all families."""
 
 
 def request_for(config: Family, target: str, architecture: Architecture) -> TrainRequest:
@@ -52,14 +51,14 @@ def request_for(config: Family, target: str, architecture: Architecture) -> Trai
 
 
 def random_architecture(network: Network, seed: int) -> Architecture:
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     axes: list[tuple[str, Prefix | Centre]] = []
     for name, axis in sorted(network.axes.items()):
         if axis.kind == "kernel":
-            axes.append((name, Centre(size=chance.randrange(2 - axis.size % 2, axis.size + 1, 2))))
+            axes.append((name, Centre(size=generator.randrange(2 - axis.size % 2, axis.size + 1, 2))))
         elif axis.kind != "class":
-            axes.append((name, Prefix(size=chance.randrange(axis.granularity, axis.size + 1, axis.granularity))))
-    return Architecture(axes=tuple(axes), blocks=tuple(b.name for b in network.blocks if chance.random() < 0.6))
+            axes.append((name, Prefix(size=generator.randrange(axis.granularity, axis.size + 1, axis.granularity))))
+    return Architecture(axes=tuple(axes), blocks=tuple(b.name for b in network.blocks if generator.random() < 0.6))
 
 
 def value_of(node: fx.Node) -> object:
@@ -112,7 +111,7 @@ def test_estimates_know_what_layers_of_other_widths_pass_on(target: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("target", mostly_long(["onnx", "executorch"], "onnx"))
 def test_estimates_know_how_many_places_kernels_have(target: str) -> None:
-    """Weights, products and the runtime's objects are as many as the places; few channels take as many as all do."""
+    """Weights, products and the runtime's objects grow with the positions of the kernel, however few the channels."""
     config = Vgg(input_shape=(3, 12, 12), class_count=10, depths=(2, 2), widths=(16, 64), kernels=(5, 5), norm="group")
     network = network_of(config)
     estimates = EstimateModel(network, request_for(config, target, Architecture())).estimates
@@ -138,21 +137,21 @@ def test_more_of_anything_costs_more(family: str) -> None:
     shallower = [
         replace(full, blocks=tuple(name for name in full.blocks if name != left_out)) for left_out in full.blocks
     ]
-    whole, *others = estimates.memory_bytes(network, [full, *smaller, *shallower])
-    assert others
-    assert all(0 < other < whole for other in others)
+    whole, *reduced = estimates.memory_bytes(network, [full, *smaller, *shallower])
+    assert reduced
+    assert all(0 < estimate < whole for estimate in reduced)
 
 
 def test_estimates_of_many_are_those_of_each() -> None:
     network = network_of(SMALL["mlp"])
     estimates = estimates_of("mlp", "onnx")
     architectures = [random_architecture(network, seed) for seed in range(50)]
-    told = estimates.memory_bytes(network, architectures)
-    assert told == [
+    sizes = estimates.memory_bytes(network, architectures)
+    assert sizes == [
         estimate for architecture in architectures for estimate in estimates.memory_bytes(network, [architecture])
     ]
     again = EstimateModel(network, request_for(SMALL["mlp"], "onnx", network.full_architecture())).estimates
-    assert again.memory_bytes(network, architectures) == told
+    assert again.memory_bytes(network, architectures) == sizes
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch", "torch"])
@@ -198,10 +197,10 @@ def test_a_coded_size_tells_its_axes(family: str) -> None:
     coding = code_axes(network, 8)
     sizes = SizeTable(network)
     columns = []
-    for place, (decl, shape) in enumerate(
+    for index, (decl, shape) in enumerate(
         zip(network.tensors.values(), coding.local_shapes.tensors.values(), strict=True)
     ):
-        number, powers = coding.decode(torch.Size(shape).numel(), place)
+        number, powers = coding.decode(torch.Size(shape).numel(), index)
         kernel = {
             axis: 2 if decl.axes[-2:] == (axis, axis) else 1
             for axis in decl.axis_names
@@ -212,9 +211,9 @@ def test_a_coded_size_tells_its_axes(family: str) -> None:
         columns.append(sizes.column(number, powers | kernel, decl.part))
     for seed in range(5):
         architecture = random_architecture(network, seed)
-        found = sizes.of([architecture])[0, columns].round(6)
+        element_counts = sizes.of([architecture])[0, columns].round(6)
         shapes = network.shapes(architecture)
-        assert found.tolist() == [torch.Size(shapes.get(name, (0,))).numel() for name in network.tensors]
+        assert element_counts.tolist() == [torch.Size(shapes.get(name, (0,))).numel() for name in network.tensors]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -238,13 +237,13 @@ def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
     for graph in graphs:
         clean(graph)
         fold_constants(graph)
-    told = []
+    listings = []
     for graph in graphs:
-        places = {node: place for place, node in enumerate(graph.graph.nodes)}
-        nodes = [(node, fx.node.map_arg((node.args, node.kwargs), places.__getitem__)) for node in places]
-        told.append([(node.op, str(node.target), str(given), value_of(node)) for node, given in nodes])
-    assert len(told[0]) > 50
-    assert told[0] == told[1]
+        positions = {node: position for position, node in enumerate(graph.graph.nodes)}
+        nodes = [(node, fx.node.map_arg((node.args, node.kwargs), positions.__getitem__)) for node in positions]
+        listings.append([(node.op, str(node.target), str(arguments), value_of(node)) for node, arguments in nodes])
+    assert len(listings[0]) > 50
+    assert listings[0] == listings[1]
 
 
 def test_what_a_function_makes_of_numbers_is_not_lost() -> None:
@@ -302,11 +301,13 @@ def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own() -> No
 
 
 @pytest.mark.parametrize(
-    ("dims", "count"), [([1], 6), ([-1], 6), ([0], 0), ([0, 1], 30), ([], 0)], ids=lambda one: str(one).replace(" ", "")
+    ("dims", "count"),
+    [([1], 6), ([-1], 6), ([0], 0), ([0, 1], 30), ([], 0)],
+    ids=lambda value: str(value).replace(" ", ""),
 )
 def test_short_sums_over_last_dimensions_hold_ones_in_a_stripe(dims: list[int], count: int) -> None:
     graph = make_fx(lambda x: (torch.ops.aten.sum.dim_IntList(x, dims) if dims else torch.exp(x),))(torch.zeros(5, 6))
-    (node,) = (one for one in graph.graph.nodes if one.op == "call_function")
+    (node,) = (candidate for candidate in graph.graph.nodes if candidate.op == "call_function")
     assert sum_bytes(node) == 4 * 16 * count
     node.all_input_nodes[0].meta["val"] = torch.empty(5, 1_025)
     assert sum_bytes(node) == 0

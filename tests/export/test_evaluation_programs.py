@@ -1,4 +1,4 @@
-"""Evaluation programs against plain PyTorch: what they tell, what they leave alone, and what is refused."""
+"""Evaluation programs compared with plain PyTorch: their results, unchanged state, and refusals."""
 
 from dataclasses import replace
 from itertools import product
@@ -32,7 +32,7 @@ BATCH_NORM = replace(RESNET, norm="batch")
 
 
 class Transformer(nn.Module):
-    """Attention and dropout over symbols, whose next ones are predicted."""
+    """Attention and dropout over symbols; it predicts the next symbol."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
 
 
 class Exits(nn.Module):
-    """Two exits, of which the last one predicts."""
+    """Two exits; the last one predicts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ def request(target: str, model: Family = MLP, **changes: object) -> EvaluateRequ
     plain = EvaluateRequest(
         model=model, architecture=largest(model), target=target, batch_size=BATCH, objective=ObjectiveSettings()
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]  # fields of it
+    return replace(plain, **changes)  # type: ignore[arg-type]  # fields of EvaluateRequest
 
 
 def step_of(name: str) -> tuple[nn.Module, Step]:
-    """A module in training mode, as a network is handed over, and its evaluation."""
+    """A module in training mode, as users pass it, and its evaluation step."""
     module: nn.Module
     if name == "transformer":
         module, sample = Transformer(), SampleSpec(shape=(5,), dtype="I64", limit=7)
@@ -79,20 +79,20 @@ def step_of(name: str) -> tuple[nn.Module, Step]:
     return module.train(), evaluation_step(module, sample, batch_size=BATCH, objective=objective)
 
 
-def given_to(step: Step, real: int) -> dict[str, Tensor]:
-    """A batch with so many real samples."""
+def named_inputs(step: Step, real: int) -> dict[str, Tensor]:
+    """The step's inputs by name, with `real` real samples."""
     example = step.example(torch.Generator().manual_seed(1), sample_count=real)
     return {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
 
 
-def told_by_pytorch(module: nn.Module, given: dict[str, Tensor]) -> tuple[float, float, float]:
+def evaluate_in_pytorch(module: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float, float]:
     """Loss, correct and count of the real samples alone."""
-    named = {name.partition(".")[2]: tensor for name, tensor in given.items() if "." in name}
+    named = {name.partition(".")[2]: tensor for name, tensor in inputs.items() if "." in name}
     module.load_state_dict(named, strict=False)
-    real = given["sample_mask"] > 0
-    labels = given["label"][real]
+    real = inputs["sample_mask"] > 0
+    labels = inputs["label"][real]
     with torch.no_grad():
-        outputs = module.eval()(given["input"][real])
+        outputs = module.eval()(inputs["input"][real])
     logits = outputs[-1] if isinstance(outputs, tuple) else outputs
     loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
     counted = labels >= 0
@@ -105,12 +105,12 @@ def test_an_evaluation_is_that_of_pytorch_in_evaluation_mode(target: str, name: 
     module, step = step_of(name)
     program = None if target == "torch" else write_program(step, target=target, program_id=name)
     for real in (BATCH, 1):
-        given = given_to(step, real)
-        results = step.run(*given.values()) if program is None else TARGETS[target].run(bytes(program.body), given)
-        told = dict(zip((value.name for value in step.outputs), results, strict=True))
-        loss, correct, count = told_by_pytorch(module, given)
-        assert float(told["loss"]) == pytest.approx(loss, rel=1e-5)
-        assert (float(told["correct"]), float(told["count"])) == (correct, count)
+        inputs = named_inputs(step, real)
+        results = step.run(*inputs.values()) if program is None else TARGETS[target].run(bytes(program.body), inputs)
+        metrics = dict(zip((value.name for value in step.outputs), results, strict=True))
+        loss, correct, count = evaluate_in_pytorch(module, inputs)
+        assert float(metrics["loss"]) == pytest.approx(loss, rel=1e-5)
+        assert (float(metrics["correct"]), float(metrics["count"])) == (correct, count)
         module.train()
 
 
@@ -156,11 +156,11 @@ def test_no_step_is_paid_for(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
-    asked = request(target)
-    program = export_program(asked)
+    evaluation = request(target)
+    program = export_program(evaluation)
     manifest = program.manifest
     assert (manifest.purpose, manifest.target, manifest.batch_size) == ("evaluate", target, BATCH)
-    assert manifest.program_id == asked.program_id != train_request(target).program_id
+    assert manifest.program_id == evaluation.program_id != train_request(target).program_id
     assert 0 <= manifest.max_abs_diff < 1e-5
     if target == "torch":
         step = read_torch_step(Program(manifest=manifest, body=program.body))
@@ -170,13 +170,13 @@ def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
 def test_ids_depend_on_what_changes_the_program_alone() -> None:
     plain = request("onnx")
     assert replace(plain, architecture=replace(plain.architecture, name="other")).program_id == plain.program_id
-    others = (
+    variants = (
         replace(plain, batch_size=5),
         replace(plain, architecture=smallest(MLP)),
         replace(plain, target="executorch"),
         replace(plain, objective=ObjectiveSettings(name="mean_squared_error")),
     )
-    assert len({plain.program_id, *(other.program_id for other in others)}) == 5
+    assert len({plain.program_id, *(variant.program_id for variant in variants)}) == 5
     with pytest.raises(ValueError, match="batch_size is 0"):
         replace(plain, batch_size=0)
     with pytest.raises(ValueError, match=r"has training terms; use objective\.plain"):
@@ -198,11 +198,11 @@ def test_a_program_that_counts_padding_is_not_written() -> None:
     _, step = step_of("group norm")
 
     def counting_padding(example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        given = [
+        inputs = [
             torch.ones_like(tensor) if value.role == "sample_mask" else tensor
             for value, tensor in zip(step.inputs, example, strict=True)
         ]
-        return step.run(*given)
+        return step.run(*inputs)
 
     verify_evaluation(lambda example: step.run(*example), step, seeded_generator("right"))
     with pytest.raises(ExportError, match="is off by"):

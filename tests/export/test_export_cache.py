@@ -1,4 +1,4 @@
-"""The folder of exports: whole results alone are found, the least used go first, one process at a time writes."""
+"""The cache folder of exports: damaged results are ignored, the least recently used go first, one process writes."""
 
 import os
 import threading
@@ -60,9 +60,9 @@ def test_the_least_recently_used_results_go_first(tmp_path: Path) -> None:
     oldest, used, fresh = (
         put(cache, request_of(size), idle_s=idle_s) for size, idle_s in ((2, 9000), (3, 8000), (4, 2 * RECENT_S))
     )
-    assert cache.find(request_of(2)) == oldest  # used just now, so it is not the first to go any more
-    one_bytes = oldest.stat().st_size
-    ExportCache(CacheFolder(path=tmp_path, limit_bytes=2 * one_bytes))
+    assert cache.find(request_of(2)) == oldest  # now the most recently used
+    result_bytes = oldest.stat().st_size
+    ExportCache(CacheFolder(path=tmp_path, limit_bytes=2 * result_bytes))
     assert oldest.exists()
     assert fresh.exists()
     assert not used.exists()
@@ -93,12 +93,12 @@ def test_a_wrong_limit_or_folder_is_refused(tmp_path: Path) -> None:
 def test_one_holder_at_a_time_writes_a_result(tmp_path: Path) -> None:
     path, order = tmp_path / "ab.program", []
 
-    def second() -> None:
+    def write_second() -> None:
         with lock_result(path):
             order.append("second")
 
     with lock_result(path):
-        waiting = threading.Thread(target=second)
+        waiting = threading.Thread(target=write_second)
         waiting.start()
         waiting.join(0.2)
         order.append("first")

@@ -1,4 +1,4 @@
-"""What cannot be exported is named: the operator, the layer, the value, and what to do."""
+"""Errors of exports name the operator, layer or value, and what to do."""
 
 import pytest
 import torch
@@ -42,10 +42,10 @@ def test_an_operator_without_translation_is_named(target: str) -> None:
             curved: Tensor = torch.special.bessel_j0(x).detach() * x
             return curved
 
-    made = step_through(Unusual())
-    graph = trace(made, TARGETS[target].lowerings)
+    step = step_through(Unusual())
+    graph = trace(step, TARGETS[target].lowerings)
     with pytest.raises(ExportError, match=r"aten\.\w+.* \(node '.*'\).*; compute it by sums"):
-        TARGETS[target].write_training(graph, made)
+        TARGETS[target].write_training(graph, step)
 
 
 def test_a_layer_that_depends_on_values_is_refused() -> None:
@@ -79,7 +79,7 @@ def _fail(*_arguments: object) -> None:
 
 @pytest.mark.slow
 def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a tool raises while it writes or runs a program names what it was, and what to do."""
+    """An exception of any tool that writes or runs a program becomes an ExportError with the cause and what to do."""
     step = training_step_of(train_request("onnx"))
     for method in ("write_training", "run"):
         with monkeypatch.context() as patched:
@@ -92,9 +92,9 @@ def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patched:
         patched.setattr(type(TARGETS["onnx"]), "write_training", _fail)
         module = nn.Sequential(nn.Linear(3, 2))
-        (found,) = find_obstacles(module, SampleSpec(shape=(3,)), target="onnx", batch_size=2)
-        assert found.layer == "0"
-        assert "KeyError" in found.reason
+        (obstacle,) = find_obstacles(module, SampleSpec(shape=(3,)), target="onnx", batch_size=2)
+        assert obstacle.layer == "0"
+        assert "KeyError" in obstacle.reason
 
 
 def test_what_explains_an_error_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +103,5 @@ def test_what_explains_an_error_does_not_hide_it(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("subfleet.export.preflight.find_obstacles", fail)
     error = ExportError("something; do something")
-    told = explain_failure(error, nn.Linear(3, 2), SampleSpec(shape=(3,)), target="onnx", batch_size=2)
-    assert told is error
+    explained = explain_failure(error, nn.Linear(3, 2), SampleSpec(shape=(3,)), target="onnx", batch_size=2)
+    assert explained is error

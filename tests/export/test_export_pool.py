@@ -1,4 +1,4 @@
-"""The pool: each request once, failures one by one, results that stay."""
+"""The export pool: identical requests run once, a failure affects its own request, results stay in the cache."""
 
 import os
 import signal
@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool(folder: Path) -> Iterator[ExportPool]:
-    with ExportPool(CacheFolder(path=folder), workers=1) as opened:
-        yield opened
+    with ExportPool(CacheFolder(path=folder), workers=1) as export_pool:
+        yield export_pool
 
 
 def test_identical_requests_at_the_same_time_run_once(pool: ExportPool, folder: Path) -> None:
@@ -52,8 +52,8 @@ def test_identical_requests_at_the_same_time_run_once(pool: ExportPool, folder: 
 def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Path) -> None:
     path = pool.submit(train_request("onnx")).result(PATIENCE_S)
     before = path.stat().st_mtime_ns
-    with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        future = another.submit(train_request("onnx"))
+    with ExportPool(CacheFolder(path=folder), workers=1) as other_pool:
+        future = other_pool.submit(train_request("onnx"))
         assert future.done()
         assert future.result() == path
     assert path.stat().st_mtime_ns == before
@@ -61,12 +61,12 @@ def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Pa
 
 def test_a_pool_on_a_cache_with_programs_starts_no_process_before_it_needs_one(pool: ExportPool, folder: Path) -> None:
     pool.submit(train_request("onnx")).result(PATIENCE_S)
-    with ExportPool(CacheFolder(path=folder), workers=1) as lazy:
-        assert lazy.submit(train_request("onnx")).done()
+    with ExportPool(CacheFolder(path=folder), workers=1) as lazy_pool:
+        assert lazy_pool.submit(train_request("onnx")).done()
         time.sleep(0.2)  # an idle worker's thread would have started it by now
-        assert lazy.process_ids == (0,)
-        lazy.submit(train_request("onnx", batch_size=14)).result(PATIENCE_S)
-        assert lazy.process_ids != (0,)
+        assert lazy_pool.process_ids == (0,)
+        lazy_pool.submit(train_request("onnx", batch_size=14)).result(PATIENCE_S)
+        assert lazy_pool.process_ids != (0,)
 
 
 def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path) -> None:
@@ -77,8 +77,8 @@ def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path)
     here = EstimateModel(network, request.training).estimates
     full = [network.full_architecture()]
     assert MemoryEstimates.unpack(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
-    with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        assert another.submit(request).done()
+    with ExportPool(CacheFolder(path=folder), workers=1) as other_pool:
+        assert other_pool.submit(request).done()
     path.write_bytes(b"estimates")
     assert MemoryEstimates.unpack(pool.submit(request).result(PATIENCE_S).read_bytes()).pack()
 
@@ -92,8 +92,8 @@ def test_an_evaluation_is_written_once_and_stays(pool: ExportPool, folder: Path)
     assert path == folder / request.file_name
     manifest = decode_program(path.read_bytes()).manifest
     assert (manifest.purpose, manifest.program_id) == ("evaluate", request.program_id)
-    with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        assert another.submit(request).done()
+    with ExportPool(CacheFolder(path=folder), workers=1) as other_pool:
+        assert other_pool.submit(request).done()
 
 
 def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:
@@ -138,11 +138,11 @@ def test_weights_of_another_request_are_refused(pool: ExportPool, tmp_path: Path
 def test_a_killed_worker_costs_its_request_alone(pool: ExportPool) -> None:
     request = train_request("executorch", RESNET, batch_size=9)
     pool.submit(train_request("onnx", batch_size=8)).result(PATIENCE_S)
-    failed = pool.submit(request)
+    future = pool.submit(request)
     time.sleep(0.2)  # until the worker has taken it
     os.kill(pool.process_ids[0], signal.SIGKILL)
     with pytest.raises(ExportError, match=r"ended before it answered; see .*worker-0\.log"):
-        failed.result(PATIENCE_S)
+        future.result(PATIENCE_S)
     assert pool.submit(request).result(PATIENCE_S).is_file()
 
 
@@ -159,14 +159,14 @@ def test_an_impossible_request_is_its_own_error(pool: ExportPool) -> None:
 
 
 def test_time_limit_and_closing(tmp_path: Path) -> None:
-    with ExportPool(CacheFolder(path=tmp_path), workers=1, timeout_s=0.2) as hurried:
+    with ExportPool(CacheFolder(path=tmp_path), workers=1, timeout_s=0.2) as limited_pool:
         with pytest.raises(ExportError, match=r"longer than 0\.2 s"):
-            hurried.submit(train_request("onnx", RESNET)).result(PATIENCE_S)
-        waiting = [hurried.submit(train_request("onnx", batch_size=size)) for size in (2, 3)]
+            limited_pool.submit(train_request("onnx", RESNET)).result(PATIENCE_S)
+        waiting = [limited_pool.submit(train_request("onnx", batch_size=size)) for size in (2, 3)]
     for future in waiting:
         assert isinstance(future.exception(PATIENCE_S), ExportError)
     with pytest.raises(ExportError, match="closed"):
-        hurried.submit(train_request("onnx"))
+        limited_pool.submit(train_request("onnx"))
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
 
 
@@ -174,15 +174,15 @@ def test_another_worker_starts_where_a_job_waits_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "START_S", 0.5)
-    with ExportPool(CacheFolder(path=tmp_path)) as opened:
-        opened.submit(train_request("onnx")).result(PATIENCE_S)
-        first, second = opened.process_ids
+    with ExportPool(CacheFolder(path=tmp_path)) as export_pool:
+        export_pool.submit(train_request("onnx")).result(PATIENCE_S)
+        first, second = export_pool.process_ids
         assert first
         assert not second
         os.kill(first, signal.SIGSTOP)
-        hanging = opened.submit(train_request("onnx", batch_size=11))
-        assert opened.submit(train_request("onnx", batch_size=12)).result(PATIENCE_S).exists()
-        assert opened.process_ids[1]
+        hanging = export_pool.submit(train_request("onnx", batch_size=11))
+        assert export_pool.submit(train_request("onnx", batch_size=12)).result(PATIENCE_S).exists()
+        assert export_pool.process_ids[1]
         os.kill(first, signal.SIGCONT)
         assert hanging.result(PATIENCE_S).exists()
 
@@ -195,8 +195,8 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         "while not pool.process_ids[0]: time.sleep(0.01)\n"
         "print(pool.process_ids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    worker = Path(f"/proc/{int(ended.stdout)}")
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    worker = Path(f"/proc/{int(process.stdout)}")
     deadline = time.monotonic() + PATIENCE_S
     while worker.exists() and "State:\tZ" not in (worker / "status").read_text():
         assert time.monotonic() < deadline, "the worker outlived its parent"
@@ -206,10 +206,10 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_atomically(tmp_path / "a", b"first")
 
-    def full(_: int) -> None:
+    def fail_with_full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail_with_full_disk)
     with pytest.raises(OSError, match="No space"):
         write_atomically(tmp_path / "a", b"second")
     assert (tmp_path / "a").read_bytes() == b"first"

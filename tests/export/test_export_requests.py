@@ -1,4 +1,4 @@
-"""A request's id says what the program is, and nothing else."""
+"""A request's id depends on everything that changes the program, and on nothing else."""
 
 import dataclasses
 import re
@@ -78,7 +78,7 @@ PRESET_IDS = {
     "vgg19_wider": "9300ccbc4ead1858",
     "vit_tiny": "2d40ddfd1d79cf14",
 }
-"""The first digits of each, without the versions of tools."""
+"""The first digits of each id, without the versions of tools."""
 SHAPES = {
     "cnn_s": (1, 49, 10),
     "ds_cnn": (1, 49, 10),

@@ -1,6 +1,6 @@
-"""Each convolutional family, trained by the devices' own runtimes, beside an ordinary loop of PyTorch.
+"""Each convolutional family, trained by the devices' own runtimes, compared with an ordinary PyTorch loop.
 
-Running statistics are buffers: they come with the weights, and their change goes back with the update.
+Running statistics are buffers: they arrive with the weights, and their change returns with the update.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 SETTINGS = TrainingSettings(epochs=1, batch_size=6, learning_rate=0.05, seed=3)
 SAMPLES = 10
-"""The second batch is filled up with padding, which running statistics must not see."""
+"""The second batch contains padding, which running statistics must ignore."""
 
 
 def half(network: Network) -> Architecture:
-    """Half of every axis, and the middle of every kernel; a skippable block only where it has a step of its own."""
+    """Half of every axis, the middle of every kernel, and an optional block only where it has a learnable step."""
     axes = {name: half_of(axis) for name, axis in sorted(network.axes.items()) if axis.kind != "class"}
-    kept = network.blocks[-1:] if network.config.learnable_steps else ()
-    architecture = Architecture(axes=tuple(axes.items()), blocks=tuple(block.name for block in kept))
+    blocks = network.blocks[-1:] if network.config.learnable_steps else ()
+    architecture = Architecture(axes=tuple(axes.items()), blocks=tuple(block.name for block in blocks))
     return network.size_of(tie_axes(network, architecture))
 
 

@@ -1,4 +1,4 @@
-"""Networks that others wrote are exported, or refused in a sentence that helps: `benchmarks/foreign_networks.py`.
+"""Third-party networks are exported or refused with a helpful message: `benchmarks/foreign_networks.py`.
 
 They need the extra `networks`, which `make test-long` installs.
 """
@@ -27,20 +27,20 @@ NAMES = (
     "TCN with weight norm", "Conformer block", "GRU tagger", "autoencoder",
 )  # fmt: skip
 REFUSED: Mapping[tuple[str, str], str] = MappingProxyType({})
-"""By network and target: words of the sentence."""
+"""Part of the message, by network and target."""
 
 
 @cache
-def ran(*arguments: str) -> tuple[int, Mapping[str, Any]]:
-    """The benchmark's exit code and its last line."""
+def run_benchmark(*arguments: str) -> tuple[int, Mapping[str, Any]]:
+    """Run the benchmark; return its exit code and its last line."""
     command = [sys.executable, str(BENCHMARKS / "foreign_networks.py"), *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.stdout, process.stderr
+    return process.returncode, json.loads(process.stdout.splitlines()[-1])
 
 
 def test_every_network_is_tried_and_enough_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each becomes is seen below."""
+    """The test below checks the result of each network."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     assert set(importlib.import_module("foreign.registry").NETWORKS) == set(NAMES)
     goals = importlib.import_module("foreign_networks").GOALS
@@ -55,11 +55,11 @@ def test_every_network_is_tried_and_enough_are_exported(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_is_exported_as_planned_or_refused_with_layer_and_remedy(name: str, target: str) -> None:
-    code, told = ran("--network", name, "--target", target)
-    (program,) = told["programs"]
+    code, report = run_benchmark("--network", name, "--target", target)
+    (program,) = report["programs"]
     assert REFUSED.get((name, target), "") in program["refused"]
     assert bool(program["refused"]) == ((name, target) in REFUSED), program["refused"]
-    assert not told["faults"]
+    assert not report["faults"]
     assert code == 0
 
 
@@ -74,10 +74,10 @@ def test_the_networks_are_of_the_pinned_versions() -> None:
 
 @pytest.mark.long
 @pytest.mark.export
-@pytest.mark.parametrize(("plant", "found"), [("gradient", "is off by"), ("plan", "its plan is 0.")])
-def test_a_planted_error_is_found(plant: str, found: str) -> None:
-    """A program that climbs is never written, and a plan without activations is off."""
-    code, told = ran("--network", "SqueezeNet", "--target", "onnx", "--plant", plant)
-    (program,) = told["programs"]
+@pytest.mark.parametrize(("plant", "message"), [("gradient", "is off by"), ("plan", "its plan is 0.")])
+def test_a_planted_error_is_found(plant: str, message: str) -> None:
+    """A program with a wrong gradient is never written, and a plan without activations is too small."""
+    code, report = run_benchmark("--network", "SqueezeNet", "--target", "onnx", "--plant", plant)
+    (program,) = report["programs"]
     assert code == 1
-    assert found in program["refused"] + " ".join(told["faults"])
+    assert message in program["refused"] + " ".join(report["faults"])

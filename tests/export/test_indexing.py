@@ -1,4 +1,4 @@
-"""Reading and writing by tensors of indices, against PyTorch, for any choice of dimensions and shapes of indices."""
+"""Reading and writing by index tensors as in PyTorch, for any choice of dimensions and index shapes."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ SHAPES = ((3,), (2, 3), (2, 1), (1,), ())
 
 @st.composite
 def indices(draw_from: st.DrawFn) -> list[Tensor | None]:
-    """One index or more, below 0 as well, for any of the dimensions; their shapes can be broadcast together."""
+    """One or more index tensors for any of the dimensions; indices may be negative, and shapes can be broadcast."""
     dims = draw_from(st.sets(st.integers(0, len(SIZES) - 1), min_size=1))
-    made: list[Tensor | None] = [None] * (max(dims) + 1)
+    tensors: list[Tensor | None] = [None] * (max(dims) + 1)
     for dim in sorted(dims):
         shape = draw_from(st.sampled_from(SHAPES))
         generator = torch.Generator().manual_seed(draw_from(st.integers(0, 99)))
-        made[dim] = torch.randint(-SIZES[dim], SIZES[dim], shape, generator=generator)
-    return made
+        tensors[dim] = torch.randint(-SIZES[dim], SIZES[dim], shape, generator=generator)
+    return tensors
 
 
 @pytest.mark.slow
@@ -43,34 +43,34 @@ def test_any_indices_read_what_pytorch_reads(chosen: list[Tensor | None]) -> Non
 @examples(30)
 @given(chosen=indices(), broadcast=st.booleans())
 def test_any_indices_add_where_pytorch_adds(chosen: list[Tensor | None], broadcast: bool) -> None:
-    """As the backward of reading does: what is named twice gets both."""
+    """As in the backward pass of reading: an element that is indexed twice gets both values."""
     x = draw(*SIZES)
     values = draw(*(() if broadcast else aten.index.Tensor(x, chosen).shape), seed=1)
-    right = aten.index_put.default(x, chosen, values, True)
+    expected = aten.index_put.default(x, chosen, values, True)
     for operator in (aten.index_put.default, aten._unsafe_index_put.default):
-        found: Any = INDEXING[operator](x, chosen, values, True)
-        # What is left to the operator itself is what every runtime has: rows by one index of the first dimension.
-        if found is NotImplemented:
+        actual: Any = INDEXING[operator](x, chosen, values, True)
+        # Every runtime has the only case without a lowering: rows by one index of the first dimension.
+        if actual is NotImplemented:
             (index,) = chosen
             assert index is not None
             assert index.dim() == 1
             assert values.shape[1:] == x.shape[1:]
         else:
-            torch.testing.assert_close(found, right)
+            torch.testing.assert_close(actual, expected)
 
 
 def test_any_index_is_written_over() -> None:
     x, rows, columns = draw(4, 5), torch.tensor([0, 3]), torch.tensor([-1, 2])
     for chosen in ([rows, columns], [None, columns]):
         values = draw(*aten.index.Tensor(x, chosen).shape, seed=1)
-        found = INDEXING[aten.index_put.default](x, chosen, values)
-        assert torch.equal(found, aten.index_put.default(x, chosen, values))
+        actual = INDEXING[aten.index_put.default](x, chosen, values)
+        assert torch.equal(actual, aten.index_put.default(x, chosen, values))
 
 
 def test_adding_along_any_dimension() -> None:
     x, index = draw(*SIZES), torch.tensor([1, 1])
     for dim in (0, 2, -1):
-        source = draw(*(2 if place == dim % 4 else size for place, size in enumerate(SIZES)), seed=1)
+        source = draw(*(2 if position == dim % 4 else size for position, size in enumerate(SIZES)), seed=1)
         torch.testing.assert_close(
             INDEXING[aten.index_add.default](x, dim, index, source, alpha=2), x.index_add(dim, index, source, alpha=2)
         )

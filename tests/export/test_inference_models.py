@@ -1,4 +1,4 @@
-"""Inference models with their weights inside against PyTorch."""
+"""Inference models that contain their weights, compared with PyTorch."""
 
 import onnx
 import pytest
@@ -37,7 +37,7 @@ def test_a_model_gives_the_logits_of_pytorch(target: str, case: str) -> None:
     assert 0 <= difference <= 1e-4
     inputs = torch.randn(5, *config.input_shape, generator=torch.Generator().manual_seed(1))
     batches = (
-        [inputs] if target == "onnx" else [inputs[place : place + 1] for place in range(5)]
+        [inputs] if target == "onnx" else [inputs[index : index + 1] for index in range(5)]
     )  # a .pte takes one sample at a time
     logits = torch.cat([TARGETS[target].run(body, {"input": batch})[0] for batch in batches])
     torch.testing.assert_close(logits, module(inputs).detach(), atol=1e-5, rtol=1e-5)
@@ -64,7 +64,7 @@ def test_tensors_that_are_not_the_submodels_are_refused(target: str) -> None:
 
 
 class ClassToken(nn.Module):
-    """Makes a tensor of the batch's size out of a parameter, as vision transformers do."""
+    """Expands a parameter to the size of the batch, as vision transformers do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers that a step computes in its own way, against PyTorch's, with all gradients, in double precision."""
+"""Layers that a step replaces, and all their gradients, compared with PyTorch's layers in double precision."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def replaced(module: nn.Module, *inputs: Any) -> Any:
+def run_replaced(module: nn.Module, *inputs: Any) -> Any:
     with LayerReplacing(LAYERS, LayerContext(torch.ones(inputs[0].shape[0]))):
         return module(*inputs)
 
@@ -31,21 +31,21 @@ def tensors_of(value: Any) -> list[Tensor]:
     return [tensor for part in value or () for tensor in tensors_of(part)]
 
 
-def assert_same(module: nn.Module, x: Tensor, *others: Any) -> None:
-    """Outputs and gradients of the input and of every parameter."""
+def assert_same(module: nn.Module, x: Tensor, *arguments: Any) -> None:
+    """Compare outputs, and gradients of the input and of every parameter."""
     module = module.double()
-    found = []
-    for run in (module, partial(replaced, module)):
+    results = []
+    for run in (module, partial(run_replaced, module)):
         leaf = x.clone().requires_grad_()
-        outputs = tensors_of(run(leaf, *others))
-        weighed = [(output * draw(*output.shape, seed=place)).sum() for place, output in enumerate(outputs)]
-        wanted = [leaf, *module.parameters()]
-        gradients = torch.autograd.grad(torch.stack(weighed).sum(), wanted, allow_unused=True)
-        found.append([*outputs, *gradients])
-    for right, got in zip(*found, strict=True):
-        assert (right is None) == (got is None)
-        if right is not None:
-            torch.testing.assert_close(got, right)
+        outputs = tensors_of(run(leaf, *arguments))
+        weighted = [(output * draw(*output.shape, seed=index)).sum() for index, output in enumerate(outputs)]
+        differentiated = [leaf, *module.parameters()]
+        gradients = torch.autograd.grad(torch.stack(weighted).sum(), differentiated, allow_unused=True)
+        results.append([*outputs, *gradients])
+    for expected, actual in zip(*results, strict=True):
+        assert (expected is None) == (actual is None)
+        if expected is not None:
+            torch.testing.assert_close(actual, expected)
 
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
@@ -73,7 +73,7 @@ def test_recurrent_layers_from_a_given_state() -> None:
 
 
 class LastState(nn.Module):
-    """Only what is left of a sequence in the end."""
+    """Returns only the last cell state of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,11 +94,11 @@ def test_recurrent_layers_that_are_refused() -> None:
     with LayerReplacing(LAYERS, context), pytest.raises(ExportError, match="packed sequences"):
         nn.LSTM(4, 3).double()(packed)
     with pytest.raises(ExportError, match="proj_size"):
-        replaced(nn.LSTM(4, 3, proj_size=2).double(), draw(2, 5, 4))
+        run_replaced(nn.LSTM(4, 3, proj_size=2).double(), draw(2, 5, 4))
 
 
 class Attending(nn.Module):
-    """Self-attention with the masks that modules give."""
+    """Self-attention with boolean masks."""
 
     def __init__(self, *, causal: bool = False, padded: bool = False, **options: Any) -> None:
         super().__init__()
@@ -141,11 +141,11 @@ def test_multi_head_attention(name: str) -> None:
 
 def test_attention_to_added_keys_is_refused() -> None:
     with pytest.raises(ExportError, match="add_bias_kv"):
-        replaced(Attending(add_bias_kv=True).double(), draw(2, 5, 4))
+        run_replaced(Attending(add_bias_kv=True).double(), draw(2, 5, 4))
 
 
 class Scored(nn.Module):
-    """Scaled dot product attention with a bias that is learnt."""
+    """Scaled dot product attention with a trainable bias."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Graphs without their transpositions compute the same, and transpositions between convolutions are gone."""
+"""Removing transpositions does not change results, and none are left between convolutions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from subfleet.export.lowerings.tables import COMMON
 aten = torch.ops.aten
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -30,8 +30,8 @@ def graph_of(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.Grap
     return graph
 
 
-def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Run a graph whose transpositions are copies, as a runtime without views takes them."""
+def run_with_copies(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Run a graph with copies instead of views, as in a runtime without views."""
     for node in graph.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -39,11 +39,11 @@ def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
     return graph(*inputs)  # type: ignore[no-any-return]
 
 
-def copies(graph: fx.GraphModule) -> int:
+def count_copies(graph: fx.GraphModule) -> int:
     return sum(node.target is aten.permute.default for node in graph.graph.nodes)
 
 
-X = drawn(2, 3, 4, 6)
+X = random_tensor(2, 3, 4, 6)
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elementwise of two orders": lambda x: x.permute(0, 2, 3, 1).exp().permute(0, 3, 1, 2) + x,
     "a smaller operand": lambda x: x.permute(0, 2, 3, 1) * x[0, :, 0, 0] + x[0, 0, :, :1].reshape(4, 1, 1),
@@ -78,7 +78,7 @@ def test_the_same_numbers(name: str) -> None:
         return (FUNCTIONS[name](x.abs() + 0.5),)
 
     graph = settle_layouts(graph_of(run, X))
-    (actual,), (expected,) = ran(graph, X), run(X)
+    (actual,), (expected,) = run_with_copies(graph, X), run(X)
     torch.testing.assert_close(actual, expected)
     results: Any = graph.graph.output_node().args[0]
     assert results[0].meta["val"].shape == expected.shape
@@ -94,28 +94,28 @@ def _convolutions(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.slow
 def test_convolutions_in_a_row_are_not_turned_round() -> None:
-    weights = [drawn(8, 8, 3, 3, seed=seed) / 6 for seed in range(3)]
-    inputs = drawn(2, 8, 4, 4)
+    weights = [random_tensor(8, 8, 3, 3, seed=seed) / 6 for seed in range(3)]
+    inputs = random_tensor(2, 8, 4, 4)
     graph = settle_layouts(graph_of(_convolutions, inputs, *weights))
     # Each weight once, and the input once: nothing between convolutions, and nothing after the last.
-    assert copies(graph) == len(weights) + 1
-    torch.testing.assert_close(ran(graph, inputs, *weights), _convolutions(inputs, *weights))
+    assert count_copies(graph) == len(weights) + 1
+    torch.testing.assert_close(run_with_copies(graph, inputs, *weights), _convolutions(inputs, *weights))
 
 
 def test_every_result_has_memory_of_its_own() -> None:
-    """A runtime that writes a result where its caller says would otherwise overwrite an input, or another result."""
+    """Otherwise a runtime that writes results into the caller's memory would overwrite an input or another result."""
     graph = settle_layouts(graph_of(lambda x: (x.clone(), x.reshape(24, 6), x.exp(), x.exp().clone()), X))
     (results,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
     assert isinstance(results, tuple)
     assert len(set(results)) == 4
     assert [isinstance(node, fx.Node) and node.target for node in results[:2]] == [aten.clone.default] * 2
-    for right, got in zip((X, X.reshape(24, 6), X.exp(), X.exp()), ran(graph, X), strict=True):
-        torch.testing.assert_close(got, right)
+    for expected, actual in zip((X, X.reshape(24, 6), X.exp(), X.exp()), run_with_copies(graph, X), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_transposition_is_made_once_for_all_who_need_it() -> None:
-    graph = settle_layouts(graph_of(lambda x: (x.t().cumsum(0), x.t().cumsum(1)), drawn(3, 4)))
-    assert copies(graph) == 1
+    graph = settle_layouts(graph_of(lambda x: (x.t().cumsum(0), x.t().cumsum(1)), random_tensor(3, 4)))
+    assert count_copies(graph) == 1
 
 
 @pytest.mark.parametrize(

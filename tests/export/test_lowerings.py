@@ -1,4 +1,4 @@
-"""Each lowering against the operator that it replaces, in double precision."""
+"""Lowerings compared with the operators that they replace, in double precision."""
 
 import itertools
 from typing import Any
@@ -27,10 +27,10 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    for got, right in zip(actual, expected, strict=True):
-        assert (got is None) == (right is None)
-        if got is not None:
-            torch.testing.assert_close(got, right)
+    for result, reference in zip(actual, expected, strict=True):
+        assert (result is None) == (reference is None)
+        if result is not None:
+            torch.testing.assert_close(result, reference)
 
 
 @pytest.mark.slow
@@ -45,9 +45,9 @@ def test_convolutions_of_every_geometry(table: str) -> None:
         backward = TABLES[table][aten.convolution_backward.default]
 
         assert_same([forward(inputs, weight, bias, *settings)], [output])
-        for wanted in ([True, True, True], [False, True, False]):
-            expected = aten.convolution_backward(gradient, inputs, weight, [5], *settings, wanted)
-            assert_same(backward(gradient, inputs, weight, [5], *settings, wanted), expected)
+        for output_mask in ([True, True, True], [False, True, False]):
+            expected = aten.convolution_backward(gradient, inputs, weight, [5], *settings, output_mask)
+            assert_same(backward(gradient, inputs, weight, [5], *settings, output_mask), expected)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -61,8 +61,8 @@ def test_group_norm(sizes: tuple[int, ...], groups: int, affine: bool) -> None:
 
     assert_same(NORMS[aten.native_group_norm.default](inputs, weight, bias, *counts, 1e-5), expected)
     gradient = draw(*inputs.shape, seed=3)
-    wanted = [True, affine, affine]
-    backward = (gradient, inputs, expected[1], expected[2], weight, *counts, wanted)
+    output_mask = [True, affine, affine]
+    backward = (gradient, inputs, expected[1], expected[2], weight, *counts, output_mask)
     expected = aten.native_group_norm_backward(*backward)
     if not affine:
         expected = (expected[0], None, None)

@@ -1,4 +1,4 @@
-"""What a network keeps from one run to the next: it is carried, does not matter, or is refused by its name."""
+"""State that a network keeps between runs: it is carried, harmless, or refused by name."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from export.step_rig import carried, example, loaded, run, step_of_module
+from export.step_rig import example, load_values, next_inputs, run, step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,11 +19,11 @@ from subfleet.protocol.errors import ExportError
 
 
 class Keeping(nn.Module):
-    """Two layers, and between them what a test says.
+    """Two layers, and between them a function of the test.
 
     Args:
-        has: gives the network what it holds.
-        between: takes the network and the activations.
+        has: Sets the network's state.
+        between: Transforms the activations; it also gets the network.
     """
 
     def __init__(self, has: Callable[[Any], object], between: Callable[[Any, Tensor], Any]) -> None:
@@ -47,9 +47,9 @@ def _set_mean(net: Any, y: Tensor) -> Any:
 
 def _set_item(holder: str, key: Any) -> Callable[[Any, Tensor], Any]:
     def between(net: Any, y: Tensor) -> Any:
-        held = getattr(net, holder)
-        held[key] = _average(held[key], y)
-        return y - held[key]
+        container = getattr(net, holder)
+        container[key] = _average(container[key], y)
+        return y - container[key]
 
     return between
 
@@ -267,15 +267,15 @@ HARMLESS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_not_matter_in_the_next_run_is_no_state(name: str) -> None:
-    """It gives what plain PyTorch does, in the second step too."""
+    """Results equal plain PyTorch's, also in the second step."""
     module = HARMLESS[name]()
     step = step_of_module(module, (4,))
     canonical_graph(step)
     canonical_graph(inference_step(module, SampleSpec(shape=(4,)), batch_size=4))
     inputs = example(step) | {"sample_mask": torch.ones(4, dtype=torch.float64)}
     results = [run(step, inputs)]
-    results.append(run(step, inputs | carried(results[0])))
-    plain = loaded(HARMLESS[name](), inputs)
+    results.append(run(step, inputs | next_inputs(results[0])))
+    plain = load_values(HARMLESS[name](), inputs)
     optimiser = torch.optim.SGD(plain.parameters(), lr=float(inputs["learning_rate"]))
     for result in results:
         loss = functional.cross_entropy(plain(inputs["input"]), inputs["label"])
@@ -286,41 +286,41 @@ def test_what_does_not_matter_in_the_next_run_is_no_state(name: str) -> None:
 
 
 def test_recurrent_layers_keep_nothing() -> None:
-    """They list their parameters anew in each run; to trace it twice for that would take long."""
+    """They list their parameters again in each run; tracing twice to test this would take long."""
     module = nn.GRU(4, 3)
     before = StateSnapshot(module)
-    given = {name: part.detach().clone() for name, part in module.named_parameters()}
-    call_with_state(module, given, lambda: module(torch.zeros(2, 1, 4)))
+    parameters = {name: part.detach().clone() for name, part in module.named_parameters()}
+    call_with_state(module, parameters, lambda: module(torch.zeros(2, 1, 4)))
     assert before.changes() == []
 
 
-def _tensors(held: Any) -> Iterator[Tensor]:
-    if isinstance(held, Tensor):
-        yield held
-    for part in held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else ():
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
         yield from _tensors(part)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a dict", "a list", "an object", "a layer in a list", "a log", "a cache"])
 def test_a_module_is_left_as_it_was(name: str) -> None:
-    """Also where it is refused: no tensor without numbers stays in it."""
+    """Even when it is refused, no fake tensor stays in it."""
     module = (HARMLESS | {key: make for key, (make, _) in REFUSED.items()})[name]()
     layers = [module, *(layer for layer in getattr(module, "hidden", []))]
-    own = [vars(held) for held in (*layers, *filter(None, [getattr(module, "own", None)]))]
-    before = [(dict(held), list(map(id, _tensors(held)))) for held in own]
+    namespaces = [vars(holder) for holder in (*layers, *filter(None, [getattr(module, "own", None)]))]
+    before = [(dict(namespace), list(map(id, _tensors(namespace)))) for namespace in namespaces]
     if name in HARMLESS:
         canonical_graph(step_of_module(module, (4,)))
     else:
         with pytest.raises(ExportError):
             step_of_module(module, (4,))
-    assert [(held, list(map(id, _tensors(held)))) for held in own] == before
-    assert all(type(tensor) in {Tensor, nn.Parameter} for held in own for tensor in _tensors(held))
+    assert [(namespace, list(map(id, _tensors(namespace)))) for namespace in namespaces] == before
+    assert all(type(tensor) in {Tensor, nn.Parameter} for namespace in namespaces for tensor in _tensors(namespace))
     assert getattr(module, "history", []) == []
 
 
 class _Block(nn.Module):
-    """Keeps a moving average in a buffer, which it replaces or changes in place."""
+    """Keeps a moving average in a buffer that it replaces or changes in place."""
 
     mean: Tensor
 
@@ -342,12 +342,12 @@ class _Block(nn.Module):
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_buffer_that_a_recomputed_block_changes_is_carried(in_place: bool) -> None:
     module = nn.Sequential(nn.Sequential(_Block(in_place=in_place), _Block(in_place=in_place)), nn.Linear(4, 3))
-    plain, again = (step_of_module(module, (4,), recompute=recompute) for recompute in (False, True))
+    plain, recomputed = (step_of_module(module, (4,), recompute=recompute) for recompute in (False, True))
     inputs = example(plain)
-    right = run(plain, inputs)
-    for name, actual in run(again, inputs).items():
-        torch.testing.assert_close(actual, right[name], atol=1e-12, rtol=1e-12, msg=f"{name}: {{}}".format)
-    program = write_program(again, target="onnx", program_id="again")
+    expected = run(plain, inputs)
+    for name, actual in run(recomputed, inputs).items():
+        torch.testing.assert_close(actual, expected[name], atol=1e-12, rtol=1e-12, msg=f"{name}: {{}}".format)
+    program = write_program(recomputed, target="onnx", program_id="again")
     assert program.manifest.max_abs_diff < 1e-5
 
 

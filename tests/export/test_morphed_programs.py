@@ -1,6 +1,6 @@
-"""A network that grew gives, exported, the logits of the one that it grew from: FedTrans' invariant T1 on devices.
+"""An exported network has the same logits before and after it grew: FedTrans' invariant T1 on devices.
 
-And so does a union of networks, of which each is a copy.
+The same holds for a union of networks and each of its members.
 """
 
 import random
@@ -62,13 +62,15 @@ def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: st
             config = deepen_cell(config, cell)
     after = network_of(config)
     assert len(list_cells(after)) == 2 * len(list_cells(before))
-    drawn = Replication.drawn(after, size_in(after, before), random.Random(1))
+    replication = Replication.draw(after, size_in(after, before), random.Random(1))
     state = {name: tensor.float() for name, tensor in weights_of(before).items()}
-    how = Replicated(sources=tuple(sorted(drawn.sources.items())))
-    grown = inherit(how, after, before, state, seed=2)
+    lineage = Replicated(sources=tuple(sorted(replication.sources.items())))
+    grown = inherit(lineage, after, before, state, seed=2)
     inputs = torch.randn(3, *before.config.input_shape, generator=torch.Generator().manual_seed(1))
-    then, now = (logits(target, one, of, inputs) for one, of in ((before, state), (after, grown)))
-    torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * max(1.0, float(then.abs().max())))
+    old_logits, new_logits = (
+        logits(target, network, weights, inputs) for network, weights in ((before, state), (after, grown))
+    )
+    torch.testing.assert_close(new_logits, old_logits, rtol=1e-5, atol=1e-5 * max(1.0, float(old_logits.abs().max())))
 
 
 UNITED: Mapping[str, tuple[Family, ...]] = {
@@ -101,14 +103,18 @@ UNITED: Mapping[str, tuple[Family, ...]] = {
     ("target", "case"), mostly_long(product(TARGET_NAMES, UNITED), ("executorch", "mlp"), ("onnx", "vgg"))
 )
 def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: str, case: str) -> None:
-    """FedADP's invariant P1 on devices: as wide and as deep as the union, a client's network computes what it did."""
+    """FedADP's invariant P1 on devices: a client's network, extended to the union, computes the same as before."""
     union = network_of(unite_families(UNITED[case]))
     inputs = torch.randn(3, *union.config.input_shape, generator=torch.Generator().manual_seed(1))
-    for place, family in enumerate(UNITED[case]):
+    for seed, family in enumerate(UNITED[case]):
         own = network_of(family)
         state = {name: tensor.float() for name, tensor in weights_of(own).items()}
-        drawn = Replication.drawn(union, size_in(union, own), random.Random(place))
-        assert drawn.sources or drawn.lacking, "a member that is the union shows nothing"
-        up = drawn.grow(state, init_state(union, 3))
-        then, now = (logits(target, one, of, inputs) for one, of in ((own, state), (union, up)))
-        torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * max(1.0, float(then.abs().max())))
+        replication = Replication.draw(union, size_in(union, own), random.Random(seed))
+        assert replication.sources or replication.lacking, "a member that is the union shows nothing"
+        united = replication.grow(state, init_state(union, 3))
+        old_logits, new_logits = (
+            logits(target, network, weights, inputs) for network, weights in ((own, state), (union, united))
+        )
+        torch.testing.assert_close(
+            new_logits, old_logits, rtol=1e-5, atol=1e-5 * max(1.0, float(old_logits.abs().max()))
+        )

@@ -1,4 +1,4 @@
-"""What the ONNX writer fuses gives what PyTorch gives, with the operators that it is fused to."""
+"""Fusions of the ONNX writer compute the same as PyTorch, with the fused operators."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,31 +15,31 @@ from subfleet.protocol.programs import ValueInfo
 pytestmark = pytest.mark.export
 
 
-def written(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[list[str], tuple[Tensor, ...]]:
-    """The operators of a function's program, and what it gives."""
+def write_and_run(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[list[str], tuple[Tensor, ...]]:
+    """The operators of a function's program, and its results."""
     outputs = run(*inputs)
     step = Step(
         run=run,
         reference=run,
-        inputs=tuple(_value(f"in{place}", tensor) for place, tensor in enumerate(inputs)),
-        outputs=tuple(_value(f"out{place}", tensor) for place, tensor in enumerate(outputs)),
+        inputs=tuple(_value(f"in{index}", tensor) for index, tensor in enumerate(inputs)),
+        outputs=tuple(_value(f"out{index}", tensor) for index, tensor in enumerate(outputs)),
     )
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     operators = [node.op_type for node in onnx.load_from_string(body).graph.node]
-    return operators, OnnxTarget().run(body, {f"in{place}": tensor for place, tensor in enumerate(inputs)})
+    return operators, OnnxTarget().run(body, {f"in{index}": tensor for index, tensor in enumerate(inputs)})
 
 
 def _value(name: str, tensor: Tensor) -> ValueInfo:
     return ValueInfo(name=name, dtype="F32", shape=tuple(tensor.shape), role="input")
 
 
-def drawn(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def assert_close(got: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-    for ours, theirs in zip(got, right, strict=True):
-        torch.testing.assert_close(ours, theirs)
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for result, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(result, reference)
 
 
 @pytest.mark.parametrize("scale_shape", [(1, 4, 1), (3, 4, 1)])
@@ -48,65 +48,69 @@ def assert_close(got: Sequence[Tensor], right: Sequence[Tensor]) -> None:
 def test_a_scale_and_an_offset_are_one_operator(
     scale_shape: tuple[int, ...], offset_shape: tuple[int, ...], *, subtract: bool
 ) -> None:
-    x, scale, offset = drawn(3, 4, 9), drawn(*scale_shape) + 2.0, drawn(*offset_shape)
+    x, scale, offset = random_tensor(3, 4, 9), random_tensor(*scale_shape) + 2.0, random_tensor(*offset_shape)
 
     def run(x: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
         return (x * scale - offset if subtract else x * scale + offset,)
 
-    operators, got = written(run, x, scale, offset)
+    operators, results = write_and_run(run, x, scale, offset)
     assert "BatchNormalization" in operators
     assert "Mul" not in operators
-    assert_close(got, run(x, scale, offset))
+    assert_close(results, run(x, scale, offset))
 
 
 @pytest.mark.parametrize("is_tensor", [True, False])
 def test_a_decayed_weight_of_one_row_is_no_scaled_channel(*, is_tensor: bool) -> None:
-    """Positions of a transformer, (1, T, C), under AdamW: the weight times a number, less a change of its own shape."""
-    weight, factor, change = drawn(1, 4, 9), torch.tensor(0.9), drawn(1, 4, 9) if is_tensor else torch.tensor(0.1)
+    """Positions of a transformer, (1, T, C), under AdamW: the weight times a number, minus a change of its shape."""
+    weight, factor, change = (
+        random_tensor(1, 4, 9),
+        torch.tensor(0.9),
+        random_tensor(1, 4, 9) if is_tensor else torch.tensor(0.1),
+    )
 
     def run(weight: Tensor, factor: Tensor, change: Tensor) -> tuple[Tensor, ...]:
         return (weight * factor - change,)
 
-    operators, got = written(run, weight, factor, change)
+    operators, results = write_and_run(run, weight, factor, change)
     assert operators == ["Mul", "Sub"]
-    assert_close(got, run(weight, factor, change))
+    assert_close(results, run(weight, factor, change))
 
 
 def test_a_product_that_is_a_result_too_is_not_fused_away() -> None:
-    x, scale, offset = drawn(3, 4, 9), drawn(1, 4, 1), drawn(1, 4, 1)
+    x, scale, offset = random_tensor(3, 4, 9), random_tensor(1, 4, 1), random_tensor(1, 4, 1)
 
     def run(x: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, ...]:
         product = x * scale
         return product, product + offset
 
-    operators, got = written(run, x, scale, offset)
+    operators, results = write_and_run(run, x, scale, offset)
     assert operators.count("Mul") == 1
-    assert_close(got, run(x, scale, offset))
+    assert_close(results, run(x, scale, offset))
 
 
 @pytest.mark.parametrize(("slope", "start"), [(1e38, 0.0), (2.0**22, 0.0), (-(2.0**22), 6 * 2.0**22), (0.5, 0.25)])
 def test_a_ramp_is_one_operator(slope: float, start: float) -> None:
-    x = torch.cat([drawn(50), torch.tensor([0.0, 6.0, 5.9999995, 6.0000005, 1e-30, -1e-30])])
+    x = torch.cat([random_tensor(50), torch.tensor([0.0, 6.0, 5.9999995, 6.0000005, 1e-30, -1e-30])])
 
     def run(x: Tensor) -> tuple[Tensor, ...]:
         return (torch.clamp(x * slope + start if start else x * slope, 0.0, 1.0),)
 
-    operators, got = written(run, x)
+    operators, results = write_and_run(run, x)
     assert operators == ["HardSigmoid"]
-    assert_close(got, run(x))
+    assert_close(results, run(x))
 
 
 @pytest.mark.parametrize("amounts", [[1, 2], [1, 2, 0, 3]])
 def test_zeros_around_a_convolution_are_its_padding(amounts: list[int]) -> None:
-    x, weight = drawn(2, 3, 5, 6), drawn(4, 3, 2, 2)
+    x, weight = random_tensor(2, 3, 5, 6), random_tensor(4, 3, 2, 2)
 
     def run(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         padded = torch.ops.aten.constant_pad_nd.default(x, amounts, 0.0)
         return (torch.nn.functional.conv2d(padded, weight, padding=(0, 1)),)
 
-    operators, got = written(run, x, weight)
+    operators, results = write_and_run(run, x, weight)
     assert operators == ["Conv"]
-    assert_close(got, run(x, weight))
+    assert_close(results, run(x, weight))
 
 
 def test_a_result_that_is_read_again_is_not_copied() -> None:
@@ -114,17 +118,17 @@ def test_a_result_that_is_read_again_is_not_copied() -> None:
         y = torch.exp(x)
         return y, y * y, y, x
 
-    operators, got = written(run, drawn(3))
+    operators, results = write_and_run(run, random_tensor(3))
     assert operators == ["Exp", "Mul", "Identity", "Identity"]
-    assert_close(got, run(drawn(3)))
+    assert_close(results, run(random_tensor(3)))
 
 
 @pytest.mark.parametrize("is_tensor", [True, False])
 def test_a_number_has_the_rank_of_a_tensor_whose_last_size_is_1(*, is_tensor: bool) -> None:
-    x, factor = drawn(3, 4, 1, 1), torch.tensor(1.5)
+    x, factor = random_tensor(3, 4, 1, 1), torch.tensor(1.5)
 
     def run(x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
         return (x * (factor if is_tensor else 2.0) + (x - factor),)
 
-    _, got = written(run, x, factor)
-    assert_close(got, run(x, factor))
+    _, results = write_and_run(run, x, factor)
+    assert_close(results, run(x, factor))

@@ -1,4 +1,4 @@
-"""What ONNX Runtime does with memory: the exporter's account of it against the runtime's own words."""
+"""The exporter's model of ONNX Runtime's memory, compared with the runtime's own log."""
 
 import re
 import subprocess
@@ -31,7 +31,10 @@ BLOCK = 51_200
 def program(nodes: list[Any], inputs: Mapping[str, tuple[int, ...]], results: list[str], **constants: Any) -> bytes:
     """A model of float32 values; a node is an operator, its inputs, its outputs and its attributes."""
     graph = helper.make_graph(
-        [helper.make_node(op, given, made, **(rest[0] if rest else {})) for op, given, made, *rest in nodes],
+        [
+            helper.make_node(op, arguments, outputs, **(rest[0] if rest else {}))
+            for op, arguments, outputs, *rest in nodes
+        ],
         "memory",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in results],
@@ -50,7 +53,7 @@ def test_a_page_counts_once_it_is_written() -> None:
     first = arena.allocate(100)
     assert arena.resident_bytes == PAGE_BYTES + FIRST_TABLE
     arena.free(first)
-    assert arena.allocate(PAGE_BYTES) == first  # the same place: one page more, since a region begins inside a page
+    assert arena.allocate(PAGE_BYTES) == first  # the same block: one page more, since a region begins inside a page
     assert arena.resident_bytes == 2 * PAGE_BYTES + FIRST_TABLE
 
 
@@ -85,7 +88,7 @@ def test_regions_double() -> None:
 
 
 def test_what_a_run_asks_for() -> None:
-    """Shapes change for nothing, ReLU writes over its input, a sum does not, and results are the caller's."""
+    """Reshaping is free, ReLU overwrites its input, a sum does not, and results belong to the caller."""
     nodes = [
         ("Mul", ["x", "two"], ["a"]),
         ("Reshape", ["a", "flat"], ["b"]),
@@ -111,8 +114,8 @@ def test_a_value_lives_until_its_last_reader() -> None:
     assert peak_bytes(arena_requests(graph)) == 3 * BLOCK
 
 
-def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
-    return ((), (above_bytes if wanted > limit else 65_536,))
+def patches(*, filters: int, limit: int, above_bytes: int) -> Scratch:
+    return ((), (above_bytes if filters > limit else 65_536,))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +124,12 @@ def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
         (
             ("Conv", {"pads": [1] * 4}),
             [(2, 3, 8, 8), (4, 3, 3, 3)],
-            patches(wanted=4, limit=64, above_bytes=4 * 64 * 27),
+            patches(filters=4, limit=64, above_bytes=4 * 64 * 27),
         ),
         (
             ("Conv", {"pads": [1] * 4}),
             [(2, 8, 2, 2), (16, 8, 3, 3)],
-            patches(wanted=16, limit=4, above_bytes=4 * 4 * 8 * 9),
+            patches(filters=16, limit=4, above_bytes=4 * 4 * 8 * 9),
         ),
         (("Conv", {}), [(2, 3, 8, 8), (4, 3, 1, 1)], ((), ())),
         (("ConvTranspose", {}), [(2, 3, 8, 8), (3, 5, 3, 3)], ((), (4 * 5 * 9 * 64,))),
@@ -137,11 +140,11 @@ def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
 )
 def test_scratch_memory(node: tuple[str, Any], shapes: list[tuple[int, ...]], scratch: Scratch) -> None:
     operator, attributes = node
-    inputs = {f"x{place}": shape for place, shape in enumerate(shapes)}
+    inputs = {f"x{index}": shape for index, shape in enumerate(shapes)}
     body = program([(operator, list(inputs), ["y"], attributes)], inputs, ["y"])
     graph = run_onnx(body, values(inputs))
-    (ran,) = graph.graph.node
-    assert scratch_of(ran, graph.types) == scratch
+    (operation,) = graph.graph.node
+    assert scratch_of(operation, graph.types) == scratch
 
 
 REPORT = """
@@ -165,7 +168,7 @@ for _ in range(3):
 
 
 def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
-    """A chain of convolutions and sums whose values are all still needed at its end, so that regions must be added."""
+    """A chain of convolutions that keeps all its values until the end, so that regions must be added."""
     nodes: list[Any] = []
     for layer in range(12):
         nodes.append(("Conv", [f"h{layer}", "w"], [f"c{layer}"], {"pads": [1] * 4}))
@@ -180,10 +183,10 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     graph = run_onnx(path.read_bytes(), values(inputs))
-    said = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True).stderr
-    grown = re.findall(r"Extended allocation by (\d+) bytes", said.partition("BEGIN")[2])
-    assert len(grown) >= 3
-    assert simulate_arena(arena_requests(graph)).region_bytes == tuple(int(size) for size in grown)
+    log = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True).stderr
+    extensions = re.findall(r"Extended allocation by (\d+) bytes", log.partition("BEGIN")[2])
+    assert len(extensions) >= 3
+    assert simulate_arena(arena_requests(graph)).region_bytes == tuple(int(size) for size in extensions)
 
 
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:
@@ -212,11 +215,11 @@ print(*(run_onnx(body, (x,)).session_bytes for _ in range(2)))
 
 @pytest.mark.skipif(heap_bytes() is None, reason="this C library does not count its heap")
 def test_the_first_program_of_a_process_counts_no_more_than_the_next() -> None:
-    """What the first session leaves for all others is 15 kB with these operators."""
-    chain = [(("Exp", "Neg", "Tanh", "Sqrt")[at % 4], [f"h{at}"], [f"h{at + 1}"]) for at in range(240)]
+    """The first session allocates 15 kB for all later ones with these operators."""
+    chain = [(("Exp", "Neg", "Tanh", "Sqrt")[layer % 4], [f"h{layer}"], [f"h{layer + 1}"]) for layer in range(240)]
     body = program(chain, {"h0": (4,)}, ["h240"])
-    said = subprocess.run([sys.executable, "-c", COUNT_TWICE], input=body, capture_output=True, check=True).stdout
-    first, second = map(int, said.split())
+    output = subprocess.run([sys.executable, "-c", COUNT_TWICE], input=body, capture_output=True, check=True).stdout
+    first, second = map(int, output.split())
     assert abs(first - second) < 10_000
 
 
@@ -224,7 +227,7 @@ def test_the_heap_is_counted() -> None:
     before = heap_bytes()
     if before is None:
         pytest.skip("this C library does not count its heap")
-    held = np.zeros(10**7, np.uint8)
+    array = np.zeros(10**7, np.uint8)
     after = heap_bytes()
     assert after is not None
-    assert held.nbytes <= after - before < held.nbytes + 10**6
+    assert array.nbytes <= after - before < array.nbytes + 10**6

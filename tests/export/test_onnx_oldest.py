@@ -1,4 +1,4 @@
-"""Programs run on the oldest ONNX Runtime that a device may have, and give what the newest gives."""
+"""Programs give the same results on the oldest supported ONNX Runtime as on the newest."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def test_the_oldest_runtime_gives_the_same_step(name: str, tmp_path: Path) -> No
     request = train_request("onnx", model, architecture=architecture)
     step, body = step_of(request), bytes(program_of(request).body)
     example = step.example(torch.Generator().manual_seed(6))
-    fed = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
-    expected = find_target("onnx").run(body, fed)
-    got = run_on_oldest(body, {key: tensor.numpy() for key, tensor in fed.items()}, tmp_path)
+    inputs = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
+    expected = find_target("onnx").run(body, inputs)
+    actual = run_on_oldest(body, {key: tensor.numpy() for key, tensor in inputs.items()}, tmp_path)
     for value, tensor in zip(step.outputs, expected, strict=True):
-        np.testing.assert_allclose(got[value.name], tensor.numpy(), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(actual[value.name], tensor.numpy(), atol=1e-5, rtol=1e-5)

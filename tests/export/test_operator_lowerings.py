@@ -1,4 +1,4 @@
-"""Lowerings of activations, normalisations, pooling, shapes and arithmetic against PyTorch, in double precision."""
+"""Lowerings of activations, norms, pooling, shapes and arithmetic compared with PyTorch in double precision."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from subfleet.export.lowerings.norms import NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWARD, MAXIMUM_POOLS
 from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
-from subfleet.export.lowerings.tables import COMMON, without
+from subfleet.export.lowerings.tables import COMMON, remove_operators
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
@@ -27,18 +27,18 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def tied(*shape: int, seed: int = 0) -> Tensor:
-    """Few different values, so that maxima meet their equals."""
+    """Few different values, so that there are equal maxima."""
     return torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def assert_lowered(table: Any, operator: Any, *arguments: Any, **options: Any) -> None:
     expected, actual = operator(*arguments, **options), table[operator](*arguments, **options)
     pairs = [(actual, expected)] if isinstance(expected, Tensor) else zip(actual, expected, strict=True)
-    for got, right in pairs:
-        if right is None or got is None:
-            assert got is right or right is None or right.numel() == 0
+    for result, reference in pairs:
+        if reference is None or result is None:
+            assert result is reference or reference is None or reference.numel() == 0
             continue
-        torch.testing.assert_close(got, right)
+        torch.testing.assert_close(result, reference)
 
 
 X, G = draw(4, 6), draw(4, 6, seed=1)
@@ -98,9 +98,9 @@ def test_batch_norm(training: bool, affine: bool) -> None:
     forward = (IMAGE, weight, bias, mean, variance, training, 0.1, 1e-5)
     assert_lowered(NORMS, aten.native_batch_norm.default, *forward)
     _, saved_mean, saved_rstd = aten.native_batch_norm(*forward)
-    for wanted in ([True, affine, affine], [True, False, False]):
+    for output_mask in ([True, affine, affine], [True, False, False]):
         backward = (draw(*IMAGE.shape, seed=5), IMAGE, weight, mean, variance, saved_mean, saved_rstd, training, 1e-5)
-        assert_lowered(NORMS, aten.native_batch_norm_backward.default, *backward, wanted)
+        assert_lowered(NORMS, aten.native_batch_norm_backward.default, *backward, output_mask)
 
 
 def test_a_normalisation_that_changes_its_statistics_is_refused() -> None:
@@ -110,7 +110,10 @@ def test_a_normalisation_that_changes_its_statistics_is_refused() -> None:
 
 @pytest.mark.parametrize("dim", [0, 2])
 def test_weight_norm(dim: int) -> None:
-    direction, length = draw(3, 4, 5), draw(*(size if place == dim else 1 for place, size in enumerate((3, 4, 5))))
+    direction, length = (
+        draw(3, 4, 5),
+        draw(*(size if position == dim else 1 for position, size in enumerate((3, 4, 5)))),
+    )
     assert_lowered(NORMS, aten._weight_norm_interface.default, direction, length, dim)
     _, norms = aten._weight_norm_interface(direction, length, dim)
     backward = (draw(3, 4, 5, seed=1), direction, length, norms, dim)
@@ -160,10 +163,10 @@ def test_adaptive_pools_of_every_size(sizes: tuple[int, int], outputs: tuple[int
     assert_lowered(AVERAGE_POOLS, aten._adaptive_avg_pool2d.default, x, list(outputs))
     assert_lowered(AVERAGE_POOLS, aten._adaptive_avg_pool2d_backward.default, gradient, x)
     values, indices = MAXIMUM_POOLS[aten.adaptive_max_pool2d.default](x, list(outputs))
-    right, places = aten.adaptive_max_pool2d(x, list(outputs))
-    torch.testing.assert_close(values, right)
-    got = MAXIMUM_POOLS[aten.adaptive_max_pool2d_backward.default](gradient, x, indices)
-    torch.testing.assert_close(got, aten.adaptive_max_pool2d_backward(gradient, x, places))
+    expected, expected_indices = aten.adaptive_max_pool2d(x, list(outputs))
+    torch.testing.assert_close(values, expected)
+    actual = MAXIMUM_POOLS[aten.adaptive_max_pool2d_backward.default](gradient, x, indices)
+    torch.testing.assert_close(actual, aten.adaptive_max_pool2d_backward(gradient, x, expected_indices))
 
 
 @pytest.mark.parametrize("settings_of_pool", [([3], [2], [1]), ([2], [], [0]), ([3, 2], [1, 2], [1, 0], [1, 2])])
@@ -235,9 +238,9 @@ def test_shapes(name: str) -> None:
 
 
 def test_an_empty_tensor_is_of_its_shape_and_type() -> None:
-    made = SHAPING[aten.empty.memory_format]([2, 3], dtype=torch.int64)
-    assert made.shape == (2, 3)
-    assert made.dtype == torch.int64
+    tensor = SHAPING[aten.empty.memory_format]([2, 3], dtype=torch.int64)
+    assert tensor.shape == (2, 3)
+    assert tensor.dtype == torch.int64
     assert SHAPING[aten.new_empty.default](X, [5]).dtype == X.dtype
 
 
@@ -278,7 +281,7 @@ def test_log1p_and_expm1_keep_small_numbers() -> None:
 
 
 def test_a_table_without_what_a_runtime_has() -> None:
-    kept: Callable[..., Any] = COMMON[aten.silu.default]
-    less = without(COMMON, aten.gelu.default)
-    assert aten.gelu.default not in less
-    assert less[aten.silu.default] is kept
+    lowering: Callable[..., Any] = COMMON[aten.silu.default]
+    table = remove_operators(COMMON, aten.gelu.default)
+    assert aten.gelu.default not in table
+    assert table[aten.silu.default] is lowering

@@ -1,4 +1,4 @@
-"""Planned memory against what a fresh process takes when a device's trainer trains the program."""
+"""Planned memory compared with the memory of a fresh process in which a device's trainer trains the program."""
 
 import json
 import os
@@ -39,7 +39,7 @@ BATCH, SIDE = 16, 28
 LOWEST, HIGHEST = 0.95, 1.10
 COUNTING_BYTES = 200_000
 MAPPED_BYTES = 2_000_000
-"""Pages of libraries that a first step maps; a small fraction of a training, but maybe most of an evaluation."""
+"""Pages of libraries that a first step maps; a small fraction of training, but possibly most of an evaluation."""
 TRAIN = """
 import json, sys
 from pathlib import Path
@@ -69,7 +69,7 @@ EVALUATE = (
 
 
 def planned_here(program: Program) -> int:
-    """Plans are told for usual kernels, and this processor's may be wider."""
+    """The plan for this processor: plans assume usual kernels, and this processor's may be wider."""
     memory = program.manifest.memory
     return compute_peak_bytes(memory.peak_bytes, memory.packings, detect_packing_width())
 
@@ -87,13 +87,13 @@ def test_a_plan_is_the_same_whatever_processor_counted_it(
     step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
     plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
     assert plan.runtime_bytes == round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
-    assert {one.width: one.more_bytes for one in plan.packings} == {
+    assert {packing.width: packing.more_bytes for packing in plan.packings} == {
         width: size - packed_bytes[16] for width, size in packed_bytes.items() if width != 16
     }
 
 
 class Block(nn.Module):
-    """A residual block that is smooth, so that nothing jumps."""
+    """A smooth residual block, so that small errors stay small."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -107,14 +107,14 @@ class Block(nn.Module):
 
 
 def convolutional() -> nn.Module:
-    """Activations are most of its memory."""
+    """A network that needs most of its memory for activations."""
     blocks = nn.Sequential(*(Block(24) for _ in range(3)))
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
     return nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), blocks, head)
 
 
 def wide() -> nn.Module:
-    """Weights and states are most of its memory."""
+    """A network that needs most of its memory for weights and optimiser states."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1024), nn.Tanh(), nn.Linear(1024, 5))
 
 
@@ -122,7 +122,7 @@ EAGER: dict[str, tuple[Family, int, Objective]] = {
     "operators": (preset("char_lstm", input_shape=(80,), class_count=80), 2, "next_token"),
     "convolutions": (preset("efficientnet_v2_tiny", input_shape=(3, 32, 32), class_count=10), 4, "cross_entropy"),
 }
-"""A network, the fraction of its width, and what it is trained for."""
+"""A network, the divisor of its width, and its objective."""
 MODULES = {"convolutional": convolutional, "wide": wide}
 
 
@@ -140,13 +140,13 @@ def step_of(name: str, *, batch_size: int = BATCH, recompute: bool = False, accu
 
 
 @cache
-def written(name: str, target: str, **options: Any) -> Program:
-    """Several tests look at the same programs."""
+def write_module(name: str, target: str, **options: Any) -> Program:
+    """Write a program; several tests share it."""
     return write_program(step_of(name, **options), target=target, program_id="memory")
 
 
 def measured_bytes(program: Program, folder: Path) -> int:
-    """Train three steps and a half in a fresh process."""
+    """Train or evaluate three and a half batches in a fresh process."""
     (folder / "program").write_bytes(encode_program(program))
     random = np.random.default_rng(0)
     weights = {
@@ -156,11 +156,11 @@ def measured_bytes(program: Program, folder: Path) -> int:
     }
     save_file(weights, folder / "weights")
     count = 3 * BATCH + BATCH // 2
-    given, label = (next(one for one in program.manifest.inputs if one.role == role) for role in ("input", "label"))
-    shape = (count, *given.shape[1:])
-    x = random.standard_normal(shape, np.float32) if given.dtype == "F32" else random.integers(0, 5, shape)
+    sample, label = (next(info for info in program.manifest.inputs if info.role == role) for role in ("input", "label"))
+    shape = (count, *sample.shape[1:])
+    x = random.standard_normal(shape, np.float32) if sample.dtype == "F32" else random.integers(0, 5, shape)
     np.savez(folder / "data.npz", x=x, y=random.integers(0, 5, (count, *label.shape[1:])))
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -174,13 +174,13 @@ def measured_bytes(program: Program, folder: Path) -> int:
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return int(json.loads(done.stdout.splitlines()[-1]))
+    return int(json.loads(process.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path: Path) -> None:
-    program = written(name, target)
+    program = write_module(name, target)
     measured = measured_bytes(program, tmp_path)
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
@@ -188,10 +188,12 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize("name", EAGER)
 def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
-    """Many operators, and many convolutions, of few numbers each."""
-    config, share, objective = EAGER[name]
-    cut = {one: axis for one, axis in network_of(config).axes.items() if axis.kind not in {"class", "kernel"}}
-    architecture = Architecture(axes=tuple((one, Prefix(size=axis.size // share)) for one, axis in sorted(cut.items())))
+    """Many operators, and many convolutions, all of them small."""
+    config, divisor, objective = EAGER[name]
+    axes = {key: axis for key, axis in network_of(config).axes.items() if axis.kind not in {"class", "kernel"}}
+    architecture = Architecture(
+        axes=tuple((key, Prefix(size=axis.size // divisor)) for key, axis in sorted(axes.items()))
+    )
     program = export_program(
         TrainRequest(
             model=config,
@@ -211,25 +213,25 @@ def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: 
     sample = SampleSpec(shape=(3, SIDE, SIDE))
     step = evaluation_step(MODULES[name](), sample, batch_size=BATCH, objective=ObjectiveSettings())
     program = write_program(step, target=target, program_id="memory")
-    off = planned_here(program) - measured_bytes(program, tmp_path)
-    assert abs(off) <= MAPPED_BYTES, program.manifest.memory
+    difference = planned_here(program) - measured_bytes(program, tmp_path)
+    assert abs(difference) <= MAPPED_BYTES, program.manifest.memory
 
 
 @pytest.mark.parametrize("name", mostly_long(MODULES, "wide"))
 def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = written(name, "executorch").manifest
+    native = write_module(name, "executorch").manifest
     hide_binding(tmp_path, monkeypatch)
     program = write_program(step_of(name), target="executorch", program_id="memory")
-    # Structures and workspaces are counted in the heap, of which each runtime takes some kilobytes of its own.
+    # Structures and workspaces are counted in the heap, where each runtime adds some kilobytes.
     assert abs(program.manifest.planned_peak_bytes - native.planned_peak_bytes) <= COUNTING_BYTES
     measured = measured_bytes(program, tmp_path)
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
 
 def test_recomputed_activations_take_less(tmp_path: Path) -> None:
-    plain, frugal = (written("convolutional", "onnx"), written("convolutional", "onnx", recompute=True))
+    plain, frugal = (write_module("convolutional", "onnx"), write_module("convolutional", "onnx", recompute=True))
     assert frugal.manifest.memory.activation_bytes < 0.75 * plain.manifest.memory.activation_bytes
     measured = [measured_bytes(program, tmp_path) for program in (plain, frugal)]
     assert measured[1] < measured[0]
@@ -238,8 +240,8 @@ def test_recomputed_activations_take_less(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_a_batch_in_parts_takes_less(target: str) -> None:
-    whole = written("convolutional", target).manifest.memory
-    parts = written("convolutional", target, batch_size=BATCH // 4, accumulate=True).manifest.memory
+    whole = write_module("convolutional", target).manifest.memory
+    parts = write_module("convolutional", target, batch_size=BATCH // 4, accumulate=True).manifest.memory
     assert parts.activation_bytes < 0.4 * whole.activation_bytes
     assert parts.optimiser_bytes == 2 * whole.optimiser_bytes  # the summed gradients
     assert parts.peak_bytes < whole.peak_bytes
@@ -250,8 +252,8 @@ def test_what_the_caller_holds(name: str) -> None:
     step = step_of(name)
     parameters = sum(parameter.numel() for parameter in MODULES[name]().parameters())
     assert optimiser_bytes(step) == weights_bytes(step) == 2 * 4 * parameters
-    fed = BATCH * (3 * SIDE * SIDE * 4 + 8 + 4)
-    assert fed < fed_bytes(step) < fed + 100
+    input_bytes = BATCH * (3 * SIDE * SIDE * 4 + 8 + 4)
+    assert input_bytes < fed_bytes(step) < input_bytes + 100
 
 
 def test_what_is_alive_at_once() -> None:
@@ -275,8 +277,8 @@ def test_a_convolution_needs_the_patches_of_one_sample() -> None:
 
 def test_results_that_come_together_are_counted_where_they_are_taken_apart() -> None:
     def pooled(x: torch.Tensor) -> tuple[torch.Tensor]:
-        values, places = torch.ops.aten.max_pool2d_with_indices(torch.exp(x), [2, 2])
-        return (torch.exp(values) + places,)
+        values, indices = torch.ops.aten.max_pool2d_with_indices(torch.exp(x), [2, 2])
+        return (torch.exp(values) + indices,)
 
     graph = make_fx(pooled)(torch.zeros(1, 1, 8, 8))
     assert activation_peak_bytes(graph) == 4 * 64 + 4 * 16 + 8 * 16

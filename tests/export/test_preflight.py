@@ -1,4 +1,4 @@
-"""A network that cannot be trained is named with its layer, the reason and the remedy, before anything is written."""
+"""Errors for networks that cannot be trained name the layer, the reason and the remedy before anything is written."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ TARGETS = ("onnx", "executorch")
 
 
 class LogGamma(nn.Module):
-    """An operator that no runtime of ours has."""
+    """An operator that no supported runtime has."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.lgamma(x.abs() + 1)
 
 
-class Kept(nn.Module):
-    """The number of its outputs depends on values."""
+class Masked(nn.Module):
+    """A shape that depends on values."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[x > 0].sum().reshape(1, 1).expand(x.shape[0], 1)
@@ -48,20 +48,20 @@ def network(layer: nn.Module) -> nn.Module:
             logits: Tensor = self.head(x)
             return logits
 
-    made = Network()
-    made(torch.zeros(2, 6))
-    return made
+    module = Network()
+    module(torch.zeros(2, 6))
+    return module
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("layer", [LogGamma(), Kept()], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("layer", [LogGamma(), Masked()], ids=lambda layer: type(layer).__name__)
 def test_the_innermost_layer_is_named_with_reason_and_remedy(layer: nn.Module, target: str) -> None:
-    (found,) = find_obstacles(network(layer), SampleSpec(shape=(6,)), target=target, batch_size=2)
-    assert found.layer == "blocks.1.1"
-    assert found.kind == type(layer).__name__
-    assert ("gamma" if isinstance(layer, LogGamma) else "shapes") in f"{found.reason} {found.remedy}"
-    assert "use" in found.remedy
-    assert "layer 'blocks.1.1'" in str(found)
+    (obstacle,) = find_obstacles(network(layer), SampleSpec(shape=(6,)), target=target, batch_size=2)
+    assert obstacle.layer == "blocks.1.1"
+    assert obstacle.kind == type(layer).__name__
+    assert ("gamma" if isinstance(layer, LogGamma) else "shapes") in f"{obstacle.reason} {obstacle.remedy}"
+    assert "use" in obstacle.remedy
+    assert "layer 'blocks.1.1'" in str(obstacle)
 
 
 def test_a_network_of_good_layers_has_no_obstacle() -> None:
@@ -78,16 +78,16 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
             logits: Tensor = self.head(torch.lgamma(x.abs() + 1))
             return logits
 
-    (found,) = find_obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
-    assert found.layer == ""
-    assert str(found).startswith("the network (Bare) cannot be exported for training")
+    (obstacle,) = find_obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
+    assert obstacle.layer == ""
+    assert str(obstacle).startswith("the network (Bare) cannot be exported for training")
 
 
 def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
     error = ExportError("something; do something")
     sample = SampleSpec(shape=(6,))
-    told = explain_failure(error, network(LogGamma()), sample, target="onnx", batch_size=2)
-    assert "blocks.1.1" in str(told)
+    explained = explain_failure(error, network(LogGamma()), sample, target="onnx", batch_size=2)
+    assert "blocks.1.1" in str(explained)
     assert explain_failure(error, network(nn.Tanh()), sample, target="onnx", batch_size=2) is error
 
 

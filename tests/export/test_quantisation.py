@@ -1,4 +1,4 @@
-"""Models in 8-bit integers: smaller, close to their float32 originals, and honestly judged."""
+"""Models in 8-bit integers: smaller, close to their float32 originals, with a true report of their accuracy."""
 
 from dataclasses import replace
 from functools import cache
@@ -33,8 +33,8 @@ def samples_for(model: Family) -> Dataset:
 
 
 @cache
-def trained(name: str) -> tuple[Family, dict[str, Tensor], QuantisationSamples]:
-    """A network that has learned the digits a little, so that its accuracy says something."""
+def train_model(name: str) -> tuple[Family, dict[str, Tensor], QuantisationSamples]:
+    """A network trained briefly on digits, so that its accuracy is meaningful."""
     model = MODELS[name]
     data = samples_for(model)
     network = network_of(model)
@@ -81,7 +81,7 @@ QUANTISED = [
     ),
 )
 def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str, mode: str) -> None:
-    model, state, samples = trained(name)
+    model, state, samples = train_model(name)
     request = request_for(model, target, mode, samples)
     body, report = export_quantised_model(request, state, samples)
     float_body, _ = export_inference_model(replace(request, quantisation="none", samples_sha256=""), state)
@@ -91,15 +91,15 @@ def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str,
     assert report.accuracy >= report.float_accuracy - 0.05
     assert report.agreement >= 0.9
     sample = torch.from_numpy(samples.inputs[:1].copy())
-    right, got = (TARGETS[target].run(each, {"input": sample})[0] for each in (float_body, body))
-    assert 0 < float((right - got).abs().max()) < 0.2 * float(right.abs().max())
+    expected, actual = (TARGETS[target].run(program, {"input": sample})[0] for program in (float_body, body))
+    assert 0 < float((expected - actual).abs().max()) < 0.2 * float(expected.abs().max())
     if target == "onnx":
         kinds = {tensor.data_type for tensor in onnx.load_from_string(body).graph.initializer}
         assert kinds & {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
 
 
 def test_other_samples_than_the_requests_are_refused() -> None:
-    model, state, samples = trained("mlp")
+    model, state, samples = train_model("mlp")
     request = request_for(model, "onnx", "static", samples)
     with pytest.raises(ExportError, match="not those of the request"):
         export_quantised_model(request, state, replace(samples, sha256="1" * 64))

@@ -1,4 +1,4 @@
-"""Python's collector is put off while graphs are built, and only then."""
+"""Garbage collection is paused while graphs are built, and only then."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Operators that few networks have train as they do in PyTorch, or are refused with what to use in their place."""
+"""Rare operators train as in PyTorch, or are refused with a hint what to use instead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ TOKENS = SampleSpec(shape=(6,), dtype="I64", limit=50)
 
 
 class Within(nn.Module):
-    """A layer or function of sixteen numbers, between two layers."""
+    """A layer or function of 16 numbers between two linear layers."""
 
     def __init__(self, layer: Callable[[Tensor], Tensor], width: int = 16) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Within(nn.Module):
 
 
 class Distances(nn.Module):
-    """From weights of its own."""
+    """Distances of the input from trainable centres."""
 
     def __init__(self, distance: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -48,15 +48,15 @@ class Distances(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer of two inputs, given one twice."""
+    """A layer with two inputs, called with the same one twice."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x, x)
-        return found
+        outputs: Tensor = self.layer(x, x)
+        return outputs
 
 
 def _image(layer: nn.Module, width: int) -> nn.Module:
@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
 }
 
 
-def written(module: nn.Module, sample: SampleSpec, target: str) -> Any:
+def write_module(module: nn.Module, sample: SampleSpec, target: str) -> Any:
     step = training_step(module, sample, batch_size=4, objective=ObjectiveSettings(), optimiser=OptimiserSettings())
     return write_program(step, target=target, program_id="0" * 64)
 
@@ -120,15 +120,15 @@ def written(module: nn.Module, sample: SampleSpec, target: str) -> Any:
 )
 def test_what_few_networks_have_is_written_and_verified(name: str, target: str) -> None:
     module, sample = TRAINED[name]
-    assert written(module, sample, target).manifest.max_abs_diff < 1e-4
+    assert write_module(module, sample, target).manifest.max_abs_diff < 1e-4
 
 
 @pytest.mark.parametrize(("name", "target"), crossed(REFUSED, TARGET_NAMES, "no number", "sort"))
 def test_what_no_program_has_is_refused_with_what_to_use(name: str, target: str) -> None:
     module, sample, words = REFUSED[name]
     with pytest.raises(ExportError) as caught:
-        written(module, sample, target)
-    told = explain_failure(caught.value, module, sample, target=target, batch_size=4)
-    assert "lowering" not in str(told)
+        write_module(module, sample, target)
+    explained = explain_failure(caught.value, module, sample, target=target, batch_size=4)
+    assert "lowering" not in str(explained)
     with pytest.raises(ExportError, match=words):
-        raise told
+        raise explained

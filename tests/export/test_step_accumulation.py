@@ -1,10 +1,10 @@
-"""Micro-batches whose gradients are summed take the step of the whole batch."""
+"""Micro-batches with summed gradients take the step of the whole batch."""
 
 from typing import Any
 
 import pytest
 import torch
-from export.step_rig import assert_close, carried, example, loaded, run, step_of_module
+from export.step_rig import assert_close, example, load_values, next_inputs, run, step_of_module
 from torch import Tensor, nn
 
 from subfleet.export.steps import SampleSpec
@@ -41,7 +41,7 @@ def settings_of(optimiser: str) -> dict[str, Any]:
 
 
 def first_inputs(step: Any) -> dict[str, Tensor]:
-    """As before the first step: states and summed gradients are zero."""
+    """Inputs of a first step: states and summed gradients are zero."""
     inputs = example(step)
     zero = {value.name for value in step.inputs if value.role in ("optimiser_state", "gradient")}
     return {name: torch.zeros_like(tensor) if name in zero else tensor for name, tensor in inputs.items()}
@@ -72,15 +72,15 @@ def test_micro_batches_take_the_step_of_the_batch(optimiser: str, dtype: torch.d
             small["apply"] = torch.tensor(float(start + PART == WHOLE), dtype=dtype)
             before = small
             parts = run(part, small)
-            small = small | carried(parts)
+            small = small | next_inputs(parts)
             sums = {name: total + parts[name] for name, total in sums.items()}
-            if start + PART < WHOLE:  # until the last, nothing changes but the gradients
-                kept = [name for name in carried(parts) if not name.startswith("gradient.")]
-                assert_close({name: small[name] for name in kept}, {name: before[name] for name in kept}, 0)
-        large |= carried(results)
+            if start + PART < WHOLE:  # before the last part, only the gradients change
+                unchanged = [name for name in next_inputs(parts) if not name.startswith("gradient.")]
+                assert_close({name: small[name] for name in unchanged}, {name: before[name] for name in unchanged}, 0)
+        large |= next_inputs(results)
         tolerance = 1e-12 if dtype == torch.float64 else 3e-5
         assert_close(sums, {name: results[name] for name in sums}, tolerance)
-        assert_close({name: small[name] for name in carried(results)}, carried(results), tolerance)
+        assert_close({name: small[name] for name in next_inputs(results)}, next_inputs(results), tolerance)
         assert all(not tensor.any() for name, tensor in small.items() if name.startswith("gradient."))
 
 
@@ -99,18 +99,18 @@ def normalising() -> nn.Module:
 
 
 def test_a_batch_in_one_part_has_the_gradients_of_pytorch_by_its_own_statistics() -> None:
-    """What a score is made of; the last sample is padding."""
+    """Scores are computed from such gradients; the last sample is padding."""
     step = step_of_module(normalising(), (2, 5, 5), batch_size=5, accumulate=True, one_part=True)
     inputs = first_inputs(step)
     inputs["input"] = inputs["input"] * 3 + 20
     inputs |= {name: torch.tensor(value, dtype=torch.float64) for name, value in (("apply", 0.0), ("batch_weight", 4))}
-    module = loaded(normalising(), inputs)
+    module = load_values(normalising(), inputs)
     loss = nn.functional.cross_entropy(module(inputs["input"][:4]), inputs["label"][:4])
     names = [name for name, _ in module.named_parameters()]
     gradients = torch.autograd.grad(loss, list(module.parameters()))
     results = run(step, inputs)
-    found = {name: results[f"new.gradient.{name}"] for name in names}
-    assert_close(found, dict(zip(names, gradients, strict=True)), 1e-11)
+    actual = {name: results[f"new.gradient.{name}"] for name in names}
+    assert_close(actual, dict(zip(names, gradients, strict=True)), 1e-11)
     assert_close(
         {name: results[f"new.parameter.{name}"] for name in names},
         {name: inputs[f"parameter.{name}"] for name in names},
@@ -122,12 +122,12 @@ def test_batches_in_one_part_train_as_without_summed_gradients() -> None:
     options: dict[str, Any] = {"batch_size": 5, "optimiser": OPTIMISERS["sgd"]}
     plain = step_of_module(normalising(), (2, 5, 5), **options)
     summing = step_of_module(normalising(), (2, 5, 5), accumulate=True, one_part=True, **options)
-    inputs, others = first_inputs(plain), first_inputs(summing)
+    inputs, summing_inputs = first_inputs(plain), first_inputs(summing)
     for _ in range(2):
         results = run(plain, inputs)
-        found = run(summing, others | inputs | {"batch_weight": results["count"]})
-        assert_close({name: found[name] for name in results}, results)
-        inputs |= carried(results)
+        summing_results = run(summing, summing_inputs | inputs | {"batch_weight": results["count"]})
+        assert_close({name: summing_results[name] for name in results}, results)
+        inputs |= next_inputs(results)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -137,4 +137,4 @@ def test_a_batch_whose_labels_all_do_not_count_has_no_gradient(*, accumulate: bo
     inputs |= {name: torch.zeros_like(tensor) for name, tensor in inputs.items() if name.startswith("gradient.")}
     results = run(step, inputs)
     assert results["loss"] == results["correct"] == results["count"] == 0
-    assert_close(carried(results), {name: inputs[name] for name in carried(results)}, 0)
+    assert_close(next_inputs(results), {name: inputs[name] for name in next_inputs(results)}, 0)

@@ -1,11 +1,11 @@
-"""FjORD's and DepthFL's distillation terms against the formulas of their papers."""
+"""FjORD's and DepthFL's distillation terms compared with the formulas of their papers."""
 
 from typing import Any
 
 import pytest
 import torch
 from export.export_cases import RESNET, UNGROUPED_RESNET, largest, scattered, smallest
-from export.step_rig import assert_close, draw, example, loaded, run, step_of_module
+from export.step_rig import assert_close, draw, example, load_values, run, step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,14 +24,14 @@ MUTUAL = ObjectiveSettings(distillation="mutual", temperature=T)
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """As everybody writes it in PyTorch; the mean over samples."""
+    """The usual PyTorch form; the mean over samples."""
     return functional.kl_div(
         functional.log_softmax(student / T, 1), functional.softmax(teacher.detach() / T, 1), reduction="batchmean"
     ) * (T * T)
 
 
 class Exits(nn.Module):
-    """Three classifiers at growing depth."""
+    """A classifier with three exits at increasing depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class Exits(nn.Module):
         self.exits = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        found = []
+        logits = []
         for layer, head in zip(self.layers, self.exits, strict=True):
             x = torch.tanh(layer(x))
-            found.append(head(x))
-        return tuple(found)
+            logits.append(head(x))
+        return tuple(logits)
 
 
 def test_the_terms_are_zero_between_equals_and_give_the_teacher_no_gradient() -> None:
@@ -62,13 +62,13 @@ def test_mutual_distillation() -> None:
     """DepthFL: the cross-entropies of all exits, and the mean divergence of each from the others."""
     step = step_of_module(Exits(), (4,), objective=MUTUAL)
     inputs = example(step)
-    module = loaded(Exits(), inputs)
+    module = load_values(Exits(), inputs)
     exits = [logits[:-1] for logits in module(inputs["input"])]  # the last sample is padding
     labels = inputs["label"][:-1]
     loss = sum(functional.cross_entropy(logits, labels) for logits in exits)
     for i, student in enumerate(exits):
-        others = [divergence(teacher, student) for j, teacher in enumerate(exits) if j != i]
-        loss = loss + inputs["distillation_weight"] * sum(others) / 2
+        divergences = [divergence(teacher, student) for j, teacher in enumerate(exits) if j != i]
+        loss = loss + inputs["distillation_weight"] * sum(divergences) / 2
     results = run(step, inputs)
     check_update(results, inputs, dict(module.named_parameters()), loss)
     assert results["correct"] == (exits[-1].argmax(1) == labels).sum()
@@ -77,8 +77,8 @@ def test_mutual_distillation() -> None:
 def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], parameters: dict[str, Any], loss: Any) -> None:
     loss.backward()
     torch.testing.assert_close(results["loss"], loss.detach(), atol=1e-12, rtol=1e-12)
-    right = {name: tensor.detach() - inputs["learning_rate"] * tensor.grad for name, tensor in parameters.items()}
-    assert_close({name: results[f"new.parameter.{name}"] for name in right}, right, 1e-11)
+    expected = {name: tensor.detach() - inputs["learning_rate"] * tensor.grad for name, tensor in parameters.items()}
+    assert_close({name: results[f"new.parameter.{name}"] for name in expected}, expected, 1e-11)
 
 
 @pytest.mark.slow
@@ -90,12 +90,12 @@ def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], paramete
     ],
 )
 def test_self_distillation_of_a_nested_submodel(model: Family, outer: Architecture, inner: Architecture) -> None:
-    """FjORD: the student's weights are the network's own, so every term moves them; the student's own has 1 - a."""
+    """FjORD: the student shares the network's weights, so every term changes them; its loss has the factor 1 - a."""
     network = network_of(model)
     student = Student(module=build_module(network, inner), maps=nested_maps(network, outer, inner))
     step = step_of_module(build_module(network, outer), model.input_shape, objective=SELF, student=student)
     inputs = example(step)
-    full = loaded(build_module(network, outer), inputs)
+    full = load_values(build_module(network, outer), inputs)
     parameters = dict(full.named_parameters())
     nested = {name: part.extract(parameters[name]) for name, part in student.maps.items()}
     teacher = full(inputs["input"])[:-1]
@@ -115,12 +115,12 @@ def test_self_distillation_of_a_nested_submodel(model: Family, outer: Architectu
     ],
 )
 def test_maps_of_a_nested_submodel_compose(outer: Architecture, inner: Architecture) -> None:
-    """Cutting the larger submodel out and then the smaller one is cutting the smaller one out."""
+    """Extracting the larger submodel and then the smaller one equals extracting the smaller one."""
     network = network_of(RESNET)
-    state = {decl.name: draw(*decl.shape, seed=place) for place, decl in enumerate(network.tensors.values())}
+    state = {decl.name: draw(*decl.shape, seed=seed) for seed, decl in enumerate(network.tensors.values())}
     local = extract(network, outer, state)
-    found = {name: part.extract(local[name]) for name, part in nested_maps(network, outer, inner).items()}
-    assert_close(found, extract(network, inner, state), 0)
+    nested = {name: part.extract(local[name]) for name, part in nested_maps(network, outer, inner).items()}
+    assert_close(nested, extract(network, inner, state), 0)
 
 
 def test_what_does_not_fit_is_named() -> None:

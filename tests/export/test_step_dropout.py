@@ -1,10 +1,10 @@
-"""Dropout takes its randomness from the step's inputs, and is otherwise PyTorch's."""
+"""Dropout takes its random numbers from the step's inputs, and otherwise works as in PyTorch."""
 
 from typing import Any
 
 import pytest
 import torch
-from export.step_rig import assert_close, example, loaded, run, step_of_module
+from export.step_rig import assert_close, example, load_values, run, step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,7 +13,7 @@ from subfleet.export.steps import SampleSpec, inference_step
 from subfleet.protocol.errors import ExportError
 
 
-def dropped(function: Any, inputs: Tensor, random: Tensor, **settings: Any) -> Tensor:
+def run_dropout(function: Any, inputs: Tensor, random: Tensor, **settings: Any) -> Tensor:
     context = LayerContext(torch.ones(len(inputs)), [random])
     with LayerReplacing(LAYERS, context):
         result: Tensor = function(inputs, **settings)
@@ -34,23 +34,23 @@ def test_what_is_below_p_is_dropped_and_the_rest_scaled(
 ) -> None:
     inputs = torch.rand(shape) + 1
     random = torch.rand(random_shape)
-    found = dropped(function, inputs, random, p=0.4)
-    torch.testing.assert_close(found, torch.where(random < 0.4, 0.0, inputs / 0.6))
-    assert 0 < int((found == 0).sum()) < found.numel()
-    assert torch.equal(dropped(function, inputs, random, p=0.4, training=False), inputs)
-    assert torch.equal(dropped(function, inputs, random, p=0.0), inputs)
-    assert not dropped(function, inputs, random, p=1.0).any()
+    outputs = run_dropout(function, inputs, random, p=0.4)
+    torch.testing.assert_close(outputs, torch.where(random < 0.4, 0.0, inputs / 0.6))
+    assert 0 < int((outputs == 0).sum()) < outputs.numel()
+    assert torch.equal(run_dropout(function, inputs, random, p=0.4, training=False), inputs)
+    assert torch.equal(run_dropout(function, inputs, random, p=0.0), inputs)
+    assert not run_dropout(function, inputs, random, p=1.0).any()
 
 
 def test_a_number_at_the_edge_is_decided_alike_in_both_precisions() -> None:
-    """0.7 is another number in single precision; what the program keeps, its check must keep."""
+    """0.7 differs in single precision; the program and its check must keep the same elements."""
     for p in (0.1, 0.7):
         random = torch.tensor([p])
-        found = [
-            dropped(functional.dropout, torch.ones(1, dtype=d), random.to(d), p=p)
-            for d in (torch.float32, torch.float64)
+        outputs = [
+            run_dropout(functional.dropout, torch.ones(1, dtype=dtype), random.to(dtype), p=p)
+            for dtype in (torch.float32, torch.float64)
         ]
-        assert bool(found[0]) == bool(found[1])
+        assert bool(outputs[0]) == bool(outputs[1])
 
 
 def test_a_step_with_dropout_can_be_repeated() -> None:
@@ -65,21 +65,21 @@ def test_a_step_with_dropout_can_be_repeated() -> None:
     assert_close(first, second, 0)
     other = run(step, inputs | {"random.0": 1 - inputs["random.0"]})
     assert not torch.equal(first["new.parameter.0.weight"], other["new.parameter.0.weight"])
-    kept = run(step, inputs | {name.name: torch.ones_like(inputs[name.name]) * 0.999 for name in randoms})
+    undropped = run(step, inputs | {value.name: torch.ones_like(inputs[value.name]) * 0.999 for value in randoms})
     hidden = inputs["input"]
-    for place, share in (("0", 0.5), ("2", 0.8), ("4", 1.0)):
+    for layer, fraction in (("0", 0.5), ("2", 0.8), ("4", 1.0)):
         hidden = (
-            functional.linear(hidden, inputs[f"parameter.{place}.weight"], inputs[f"parameter.{place}.bias"]) / share
+            functional.linear(hidden, inputs[f"parameter.{layer}.weight"], inputs[f"parameter.{layer}.bias"]) / fraction
         )
     loss = functional.cross_entropy(hidden[:-1], inputs["label"][:-1])
-    torch.testing.assert_close(kept["loss"], loss.detach())
+    torch.testing.assert_close(undropped["loss"], loss.detach())
 
 
 def test_inference_drops_nothing() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5))
     step = inference_step(module, SampleSpec(shape=(4,)), batch_size=2)
     inputs = example(step)
-    reference = loaded(module, inputs).eval()
+    reference = load_values(module, inputs).eval()
     torch.testing.assert_close(run(step, inputs)["logits"], reference(inputs["input"]).detach())
     module.float().train()
     inference_step(module, SampleSpec(shape=(4,)), batch_size=2)

@@ -1,10 +1,10 @@
-"""Objectives against `torch.nn.functional`: loss, every gradient, and what is counted."""
+"""Objectives compared with `torch.nn.functional`: loss, every gradient, and the counts."""
 
 from typing import Any
 
 import pytest
 import torch
-from export.step_rig import assert_close, draw, example, loaded, run, step_of_module
+from export.step_rig import assert_close, draw, example, load_values, run, step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,7 +26,7 @@ def language_model() -> nn.Module:
 
 
 def expect(step: Step, inputs: dict[str, Tensor], module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    """Run the step; its loss and plain SGD update must be those of a loss made by PyTorch."""
+    """Run the step; assert the loss and the plain SGD update of a loss that PyTorch computed."""
     loss.backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
     results = run(step, inputs)
     torch.testing.assert_close(results["loss"], loss.detach(), atol=1e-12, rtol=1e-12)
@@ -44,8 +44,8 @@ def test_cross_entropy(smoothing: float, class_mask: bool) -> None:
     objective = ObjectiveSettings(label_smoothing=smoothing, class_mask=class_mask)
     step = step_of_module(classifier(), (4,), batch_size=6, objective=objective)
     inputs = example(step)
-    inputs["label"][0] = -100  # counts no more than the last sample, which is padding
-    module = loaded(classifier(), inputs)
+    inputs["label"][0] = -100  # ignored, like the last sample, which is padding
+    module = load_values(classifier(), inputs)
     logits = module(inputs["input"])
     if class_mask:
         assert inputs["class_mask"].tolist() == [1, 1, 0]
@@ -66,7 +66,7 @@ def test_classes_of_pixels(smoothing: float) -> None:
     step = step_of_module(pixel_classifier(), (2, 3, 2), batch_size=4, objective=objective)
     inputs = example(step)
     assert (inputs["label"] < 0).any(), "some pixels are of no class"
-    module = loaded(pixel_classifier(), inputs)
+    module = load_values(pixel_classifier(), inputs)
     logits, labels = module(inputs["input"])[:-1].flatten(0, 2), inputs["label"][:-1].flatten()
     loss = functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing)
     results = expect(step, inputs, module, loss)
@@ -83,7 +83,7 @@ def test_next_token(smoothing: float) -> None:
     assert (label.shape, label.limit, label.dtype) == ((4, 5), 7, "I64")
     real = inputs["label"][:-1] >= 0  # the last sample is padding
     assert 5 < int(real.sum()) < 15
-    module = loaded(language_model(), inputs)
+    module = load_values(language_model(), inputs)
     logits = module(inputs["input"])
     loss = functional.cross_entropy(logits[:-1][real], inputs["label"][:-1][real], label_smoothing=smoothing)
     results = expect(step, inputs, module, loss)
@@ -101,46 +101,46 @@ def test_next_token(smoothing: float) -> None:
 def test_objectives_of_numbers(name: Any, function: Any) -> None:
     step = step_of_module(classifier(), (4,), objective=ObjectiveSettings(name=name))
     inputs = example(step)
-    module = loaded(classifier(), inputs)
+    module = load_values(classifier(), inputs)
     outputs = module(inputs["input"])
     results = expect(step, inputs, module, function(outputs[:-1], inputs["label"][:-1]))
     assert results["count"] == 9
-    right = ((outputs > 0) == (inputs["label"] > 0.5))[:-1].sum() if name == "binary_cross_entropy" else 0
-    assert results["correct"] == right
+    correct = ((outputs > 0) == (inputs["label"] > 0.5))[:-1].sum() if name == "binary_cross_entropy" else 0
+    assert results["correct"] == correct
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_squares_are_summed_over_what_counts_where_they_are_asked_for(name: Any) -> None:
-    """Of the prediction's own losses, each by PyTorch; the step is otherwise the same."""
+    """Squares of the losses per label, each by PyTorch; the step is otherwise the same."""
     make, shape = {"next_token": (language_model, ()), "dense_cross_entropy": (pixel_classifier, (2, 3, 2))}.get(
         name, (classifier, (4,))
     )
-    said: dict[str, Any] = {"sample": TOKENS} if name == "next_token" else {}
+    options: dict[str, Any] = {"sample": TOKENS} if name == "next_token" else {}
     smoothing: dict[str, Any] = {"label_smoothing": 0.1} if ObjectiveSettings(name=name).over_classes else {}
-    plain = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, **smoothing), **said)
-    step = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, squares=True, **smoothing), **said)
+    plain = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, **smoothing), **options)
+    step = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, squares=True, **smoothing), **options)
     inputs = example(step)
-    results, others = run(step, inputs), run(plain, inputs)
-    outputs, labels = loaded(make(), inputs)(inputs["input"])[:-1], inputs["label"][:-1]  # the last one is padding
+    results, expected = run(step, inputs), run(plain, inputs)
+    outputs, labels = load_values(make(), inputs)(inputs["input"])[:-1], inputs["label"][:-1]  # the last one is padding
     if smoothing:
-        kept = labels >= 0
-        losses = functional.cross_entropy(outputs[kept], labels[kept], reduction="none", **smoothing)
+        counted = labels >= 0
+        losses = functional.cross_entropy(outputs[counted], labels[counted], reduction="none", **smoothing)
     elif name == "binary_cross_entropy":
         losses = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
     else:
         losses = functional.mse_loss(outputs, labels, reduction="none")
     torch.testing.assert_close(results.pop("squares"), losses.detach().square().sum(), atol=1e-12, rtol=1e-12)
-    assert_close(results, others)
+    assert_close(results, expected)
 
 
 @pytest.mark.parametrize("logit", [0.0, 800.0, -800.0])
 def test_binary_cross_entropy_of_any_logit(logit: float) -> None:
     logits = torch.tensor([logit], dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0.3], dtype=torch.float64)
-    found = OBJECTIVES["binary_cross_entropy"].losses(ObjectiveSettings(), logits, targets).sum()
+    actual = OBJECTIVES["binary_cross_entropy"].losses(ObjectiveSettings(), logits, targets).sum()
     expected = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-    torch.testing.assert_close(found, expected)
-    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(actual, expected)
+    (gradient,) = torch.autograd.grad(actual, logits)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, logits)[0])
 
 
@@ -149,7 +149,7 @@ def test_the_proximal_term() -> None:
     plain = step_of_module(classifier(), (4,))
     step = step_of_module(classifier(), (4,), objective=ObjectiveSettings(proximal=True))
     inputs = example(step)
-    module = loaded(classifier(), inputs)
+    module = load_values(classifier(), inputs)
     distance = sum(
         (parameter - inputs[f"anchor.{name}"]).square().sum() for name, parameter in module.named_parameters()
     )
@@ -159,8 +159,8 @@ def test_the_proximal_term() -> None:
     torch.testing.assert_close(results["loss"], task.detach())
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
-        right = parameter.detach() - inputs["learning_rate"] * parameter.grad
-        torch.testing.assert_close(results[f"new.parameter.{name}"], right, atol=1e-12, rtol=1e-12)
+        expected = parameter.detach() - inputs["learning_rate"] * parameter.grad
+        torch.testing.assert_close(results[f"new.parameter.{name}"], expected, atol=1e-12, rtol=1e-12)
 
     without = run(step, inputs | {"proximal_mu": torch.zeros((), dtype=torch.float64)})
     assert_close(without, run(plain, {value.name: inputs[value.name] for value in plain.inputs}), 0)
@@ -194,6 +194,6 @@ def test_the_mask_of_classes_is_seen_in_no_other_logit() -> None:
     logits, labels = draw(2, 3), torch.tensor([0, 1])
     masked = logits * torch.tensor([1.0, 1.0, 0.0])
     losses = OBJECTIVES["cross_entropy"].losses(settings, masked, labels)
-    # HeteroFL's own form: absent classes count with the logit 0, that is with the weight 1.
+    # As in HeteroFL: absent classes count with the logit 0, that is, with the weight 1.
     expected = torch.log(masked[:, :2].exp().sum(1) + 1) - logits[torch.arange(2), labels]
     torch.testing.assert_close(losses, expected)

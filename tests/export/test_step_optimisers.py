@@ -1,10 +1,10 @@
-"""Optimisers against the classes of `torch.optim`, over ten steps in double precision."""
+"""Optimisers compared with the classes of `torch.optim`, over ten steps in double precision."""
 
 from typing import Any
 
 import pytest
 import torch
-from export.step_rig import assert_close, carried, example, loaded, run, step_of_module
+from export.step_rig import assert_close, example, load_values, next_inputs, run, step_of_module
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import examples
@@ -49,7 +49,7 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 3))
 
 
-def of_pytorch(optimiser: OptimiserSettings, module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+def build_reference(optimiser: OptimiserSettings, module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
     parameters = list(module.parameters())
     if optimiser.name == "sgd":
         return torch.optim.SGD(
@@ -61,18 +61,18 @@ def of_pytorch(optimiser: OptimiserSettings, module: nn.Module, learning_rate: f
             weight_decay=optimiser.weight_decay,
         )
     kind: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimiser.name]
-    made: torch.optim.Optimizer = kind(
+    reference: torch.optim.Optimizer = kind(
         parameters,
         lr=learning_rate,
         betas=(optimiser.beta1, optimiser.beta2),
         eps=optimiser.epsilon,
         weight_decay=optimiser.weight_decay,
     )
-    return made
+    return reference
 
 
 def first_inputs(step: Step) -> dict[str, Tensor]:
-    """As before the first step: states are zero."""
+    """Inputs of a first step: states are zero."""
     inputs = example(step)
     states = {value.name for value in step.inputs if value.role == "optimiser_state"}
     return {name: torch.zeros_like(tensor) if name in states else tensor for name, tensor in inputs.items()}
@@ -83,9 +83,9 @@ def first_inputs(step: Step) -> dict[str, Tensor]:
 def test_ten_steps_are_those_of_pytorch(optimiser: OptimiserSettings) -> None:
     step = step_of_module(build(), (4,), optimiser=optimiser)
     inputs = first_inputs(step)
-    module = loaded(build(), inputs)
-    reference = of_pytorch(optimiser, module, float(inputs["learning_rate"]))
-    # A gradient by nothing but its own size is a sign: rounding decides it where a later step comes near 0.
+    module = load_values(build(), inputs)
+    reference = build_reference(optimiser, module, float(inputs["learning_rate"]))
+    # A gradient divided by its own size is a sign, which rounding decides where a later step comes near 0.
     is_sign = optimiser.name != "sgd" and optimiser.beta2 == 0 and optimiser.epsilon < 1e-6
     for seed in range(1 if is_sign else 10):
         batch = example(step, seed)
@@ -96,7 +96,7 @@ def test_ten_steps_are_those_of_pytorch(optimiser: OptimiserSettings) -> None:
         if optimiser.max_gradient_norm:
             torch.nn.utils.clip_grad_norm_(module.parameters(), optimiser.max_gradient_norm)
         reference.step()
-        inputs |= carried(run(step, inputs))
+        inputs |= next_inputs(run(step, inputs))
     assert_close(
         {name: inputs[f"parameter.{name}"] for name, _ in module.named_parameters()},
         {name: tensor.detach() for name, tensor in module.named_parameters()},
@@ -115,7 +115,7 @@ def test_ten_steps_are_those_of_pytorch(optimiser: OptimiserSettings) -> None:
     ],
 )
 def test_learning_rate_0_changes_no_bit_of_a_parameter(optimiser: OptimiserSettings, *, accumulate: bool) -> None:
-    """Whatever state the optimiser is in; its states go on."""
+    """In any state of the optimiser; its states still change."""
     objective = ObjectiveSettings(proximal=True)
     step = step_of_module(build(), (4,), optimiser=optimiser, accumulate=accumulate, objective=objective)
     inputs = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in example(step).items()}
@@ -138,9 +138,9 @@ def test_learning_rate_0_changes_no_bit_of_a_parameter(optimiser: OptimiserSetti
 )
 def test_only_states_that_are_needed_are_kept(optimiser: OptimiserSettings, states: set[str]) -> None:
     step = step_of_module(build(), (4,), optimiser=optimiser)
-    kept = [value for value in step.inputs if value.role == "optimiser_state"]
-    assert {value.name.partition(".")[0] for value in kept} == states
-    assert all((value.tensor == "") == (value.shape == ()) for value in kept)
+    state_values = [value for value in step.inputs if value.role == "optimiser_state"]
+    assert {value.name.partition(".")[0] for value in state_values} == states
+    assert all((value.tensor == "") == (value.shape == ()) for value in state_values)
 
 
 def test_single_precision_is_as_exact_as_pytorchs_own() -> None:
@@ -150,14 +150,14 @@ def test_single_precision_is_as_exact_as_pytorchs_own() -> None:
     exact = start = first_inputs(step)
     single = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in exact.items()}
     for _ in range(10):
-        exact = exact | carried(run(step, exact))
-        single |= carried(run(step, single))
+        exact = exact | next_inputs(run(step, exact))
+        single |= next_inputs(run(step, single))
     for name in (name for name in exact if name.startswith("parameter.")):
         assert float((exact[name] - single[name]).norm() / (exact[name] - start[name]).norm()) < 5e-6
 
 
 def test_a_parameter_that_is_not_trained_stays_as_it_is() -> None:
-    """As in PyTorch, where what has no gradient is not even decayed."""
+    """As in PyTorch, where parameters without a gradient are not even decayed."""
     module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     module[0].requires_grad_(requires_grad=False)
     module.register_parameter("spare", nn.Parameter(torch.ones(2)))
@@ -167,5 +167,5 @@ def test_a_parameter_that_is_not_trained_stays_as_it_is() -> None:
     for kind in ("parameter", "momentum"):
         assert torch.equal(results[f"new.{kind}.spare"], inputs[f"{kind}.spare"])
     assert [value.name for value in step.inputs if value.role == "frozen"] == ["frozen.0.weight", "frozen.0.bias"]
-    assert not any(value.tensor.startswith("0.") for value in step.outputs), "what is frozen is not given back"
+    assert not any(value.tensor.startswith("0.") for value in step.outputs), "frozen weights are not results"
     assert not torch.equal(results["new.parameter.1.weight"], inputs["parameter.1.weight"])

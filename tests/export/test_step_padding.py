@@ -1,10 +1,10 @@
-"""A batch that is padded and masked gives exactly the step of the unpadded batch, whatever stands in the padding."""
+"""A padded and masked batch gives exactly the step of the unpadded batch, whatever the padding contains."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from export.step_rig import assert_close, carried, example, loaded, run, step_of_module
+from export.step_rig import assert_close, example, load_values, next_inputs, run, step_of_module
 from torch import Tensor, nn
 
 from subfleet.export.steps import SampleSpec
@@ -14,7 +14,7 @@ REAL, PADDED = 3, 8
 
 
 class Residual(nn.Module):
-    """A pre-activation block, whose norm is given."""
+    """A pre-activation block with the given norm."""
 
     def __init__(self, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_padding_changes_nothing(name: str) -> None:
     build, sample, objective = CASES[name]
     module = build()
     settings = {
-        "objective": ObjectiveSettings(name=objective),  # type: ignore[arg-type] # one of them
+        "objective": ObjectiveSettings(name=objective),  # type: ignore[arg-type] # one of the names
         "optimiser": OptimiserSettings(momentum=0.5, max_gradient_norm=0.1),
         "sample": sample,
     }
@@ -107,8 +107,8 @@ def test_batch_norm_is_that_of_pytorch_on_the_unpadded_batch(norm: Callable[[int
 
     step = step_of_module(build(), (2, 5, 5), batch_size=5)
     inputs = example(step)
-    inputs["input"] = inputs["input"] * 3 + 20  # far from 0, where a variance by the mean of squares is lost
-    module = loaded(build(), inputs)
+    inputs["input"] = inputs["input"] * 3 + 20  # far from 0, where a variance by the mean of squares loses its digits
+    module = load_values(build(), inputs)
     optimiser = torch.optim.SGD(module.parameters(), lr=float(inputs["learning_rate"]))
     for _ in range(2):
         optimiser.zero_grad()
@@ -117,7 +117,7 @@ def test_batch_norm_is_that_of_pytorch_on_the_unpadded_batch(norm: Callable[[int
         optimiser.step()
         results = run(step, inputs)
         torch.testing.assert_close(results["loss"], loss.detach(), atol=1e-12, rtol=1e-12)
-        inputs |= carried(results)
+        inputs |= next_inputs(results)
     state = {name: tensor for name, tensor in module.state_dict().items() if "num_batches" not in name}
     names = {value.tensor: value.name for value in step.inputs if value.tensor}
     assert_close({name: inputs[names[name]] for name in state}, state, 1e-11)
@@ -128,11 +128,11 @@ def test_a_batch_without_a_real_sample_changes_nothing() -> None:
     inputs = example(step) | {"sample_mask": torch.zeros(4, dtype=torch.float64)}
     results = run(step, inputs)
     assert results["loss"] == results["correct"] == results["count"] == 0
-    assert_close(carried(results), {name: inputs[name] for name in carried(results)}, 0)
+    assert_close(next_inputs(results), {name: inputs[name] for name in next_inputs(results)}, 0)
 
 
 def test_one_real_value_says_nothing_of_a_variance() -> None:
-    """PyTorch refuses to train on such a batch; here it is the rest of a data set, and the running variance stays."""
+    """PyTorch refuses such a batch; here it is the end of a data set, and the running variance does not change."""
     step = step_of_module(vectors(), (5,))
     inputs = example(step) | {"sample_mask": torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)}
     results = run(step, inputs)
@@ -144,7 +144,7 @@ def test_one_real_value_says_nothing_of_a_variance() -> None:
 
 
 class Deep(nn.Module):
-    """Residual blocks, each of which normalises by its batch."""
+    """Many blocks, each with a batch norm."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Deep(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("real_count", [3, 2])
 def test_padding_does_not_grow_beyond_all_numbers(real_count: int) -> None:
-    """No norm counts it, so that each could take it further from 0; and infinity times a mask of 0 is no number."""
+    """Norms ignore padding, so each could take it further from 0; and infinity times a mask of 0 is NaN."""
     step = step_of_module(Deep(300), (6,), batch_size=4)
-    made = step.example(torch.Generator().manual_seed(0), sample_count=real_count)
-    assert all(bool(torch.isfinite(result).all()) for result in step.run(*made))
+    inputs = step.example(torch.Generator().manual_seed(0), sample_count=real_count)
+    assert all(bool(torch.isfinite(result).all()) for result in step.run(*inputs))

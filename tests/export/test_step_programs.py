@@ -1,4 +1,4 @@
-"""Every kind of step written for every target, where it is verified, and then run for several steps."""
+"""Every kind of step, written and verified for every target, and then run for several steps."""
 
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 
 @cache
-def written(name: str, target: str) -> tuple[Step, Program]:
+def write_case(name: str, target: str) -> tuple[Step, Program]:
     step = CASES[name]()
     return step, write_program(step, target=target, program_id=name)
 
@@ -35,22 +35,22 @@ def run(program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def eager_distance(step: Step) -> float:
-    """How far PyTorch's own single precision is off where a program may have passed: a batch, or two samples of it.
+    """The largest error of PyTorch's own single precision on the batches that a program may pass on.
 
-    Two samples are next to no batch for a norm: 2e-3 were seen.
+    One of them has two samples, which are very few for a norm: errors of 2e-3 were seen.
     """
-    found = []
+    distances = []
     for trial in trials_of(step, torch.Generator().manual_seed(0)):
         eager = step.reference(*trial.example)
-        found += [trial.distance(index, result).largest for index, result in enumerate(eager)]
-    return max(found)
+        distances += [trial.distance(index, result).largest for index, result in enumerate(eager)]
+    return max(distances)
 
 
 @pytest.mark.parametrize(
     ("name", "target"), crossed(CASES, TARGET_NAMES, "batch norm and dropout", "next token", "nested")
 )
 def test_three_steps_of_a_program_are_those_of_pytorch(target: str, name: str) -> None:
-    step, program = written(name, target)
+    step, program = write_case(name, target)
     assert (program.manifest.inputs, program.manifest.outputs) == (step.inputs, step.outputs)
     assert 0 < program.manifest.max_abs_diff <= max(1e-4, EAGER_FACTOR * eager_distance(step))
     inputs: dict[str, Tensor] = {}
@@ -61,9 +61,9 @@ def test_three_steps_of_a_program_are_those_of_pytorch(target: str, name: str) -
         inputs = batch | {name: tensor for name, tensor in inputs.items() if name in batch}
         exact = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()} | exact
         results = run(program, inputs)
-        right = step.run(*(exact[value.name] for value in step.inputs))
+        reference = step.run(*(exact[value.name] for value in step.inputs))
         inputs, exact = {}, {}
-        for value, expected in zip(step.outputs, right, strict=True):
+        for value, expected in zip(step.outputs, reference, strict=True):
             torch.testing.assert_close(results[value.name].double(), expected, atol=1e-4, rtol=1e-3, msg=value.name)
             if value.name.startswith("new."):
                 inputs[value.name.removeprefix("new.")] = results[value.name]
@@ -71,10 +71,10 @@ def test_three_steps_of_a_program_are_those_of_pytorch(target: str, name: str) -
 
 
 def test_onnx_runtime_does_not_merge_the_two_runs_of_a_block(tmp_path: Path) -> None:
-    """It merges nodes that do the same to the same inputs; then nothing would be gained."""
+    """It merges equal nodes with equal inputs; recomputation would then save nothing."""
     counts = {}
     for name in ("batch norm and dropout", "recomputed"):
-        _, program = written(name, "onnx")
+        _, program = write_case(name, "onnx")
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
         options.log_severity_level = 3

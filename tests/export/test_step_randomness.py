@@ -1,4 +1,4 @@
-"""What a network draws itself comes from the step's inputs, and means what it means in PyTorch."""
+"""Random numbers that a network draws come from the step's inputs, with the distributions of PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from subfleet.protocol.errors import ExportError
 COUNT = 20_000
 
 
-def drawn(draw: Callable[[], Tensor], *numbers: Tensor) -> Tensor:
+def replay(draw: Callable[[], Tensor], *numbers: Tensor) -> Tensor:
     with LayerReplacing(LAYERS, LayerContext(torch.ones(len(numbers[0])), numbers)):
         return draw()
 
@@ -26,7 +26,7 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016) as torchvision and timm write it."""
+    """Stochastic depth (Huang et al. 2016) as in torchvision and timm."""
 
     def __init__(self, *, new: bool, whole: bool = False) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class DropPath(nn.Module):
 
 
 class Residual(nn.Module):
-    """A branch that is left out at random, and a head."""
+    """A branch that is skipped at random, and a head."""
 
     def __init__(self, path: nn.Module) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ def test_stochastic_depth_leaves_out_what_the_step_says(new: bool) -> None:
     assert [(value.name, value.shape) for value in step.inputs if value.role == "random"] == [("random.0", (4, 1))]
     inputs = example(step) | {"random.0": torch.tensor([[0.1], [0.69], [0.71], [0.0]], dtype=torch.float64)}
     assert_close(run(step, inputs), run(step, inputs), 0)
-    kept = torch.tensor([[1.0], [1.0], [0.0], [1.0]], dtype=torch.float64) / 0.7
+    mask = torch.tensor([[1.0], [1.0], [0.0], [1.0]], dtype=torch.float64) / 0.7
     hidden = inputs["input"] @ inputs["parameter.branch.weight"].T + inputs["parameter.branch.bias"]
-    logits = (inputs["input"] + hidden * kept) @ inputs["parameter.head.weight"].T + inputs["parameter.head.bias"]
+    logits = (inputs["input"] + hidden * mask) @ inputs["parameter.head.weight"].T + inputs["parameter.head.bias"]
     loss = nn.functional.cross_entropy(logits[:3], inputs["label"][:3])  # the last one is padding
     torch.testing.assert_close(run(step, inputs)["loss"], loss)
 
@@ -93,9 +93,9 @@ def test_uniform_numbers_are_the_steps_own() -> None:
         lambda: torch.empty(4, 3).uniform_(),
     ]
     for draw in draws:
-        assert torch.equal(drawn(draw, numbers), numbers)
-    torch.testing.assert_close(drawn(lambda: torch.empty(4, 3).uniform_(-2, 4), numbers), numbers * 6 - 2)
-    assert drawn(lambda: torch.rand(4, 3, dtype=torch.float16), numbers).dtype == torch.float16
+        assert torch.equal(replay(draw, numbers), numbers)
+    torch.testing.assert_close(replay(lambda: torch.empty(4, 3).uniform_(-2, 4), numbers), numbers * 6 - 2)
+    assert replay(lambda: torch.rand(4, 3, dtype=torch.float16), numbers).dtype == torch.float16
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
@@ -109,15 +109,15 @@ def test_bernoulli_numbers_are_one_as_often_as_asked(p: float) -> None:
         lambda: torch.zeros(COUNT).bernoulli_(chances),
     ]
     for draw in draws:
-        found = drawn(draw, numbers)
-        assert set(found.tolist()) <= {0.0, 1.0}
-        assert abs(float(found.mean()) - p) < 0.01
-        assert torch.equal(found, (numbers < torch.tensor(p)).float())
+        samples = replay(draw, numbers)
+        assert set(samples.tolist()) <= {0.0, 1.0}
+        assert abs(float(samples.mean()) - p) < 0.01
+        assert torch.equal(samples, (numbers < torch.tensor(p)).float())
 
 
 def test_exponential_numbers_have_their_distribution() -> None:
-    found, _ = torch.sort(drawn(lambda: torch.empty(COUNT).exponential_(2.0), uniform(COUNT)))
-    distance = (1 - torch.exp(-2.0 * found) - torch.arange(COUNT) / COUNT).abs().max()
+    samples, _ = torch.sort(replay(lambda: torch.empty(COUNT).exponential_(2.0), uniform(COUNT)))
+    distance = (1 - torch.exp(-2.0 * samples) - torch.arange(COUNT) / COUNT).abs().max()
     assert float(distance) < 1.95 / COUNT**0.5
 
 
@@ -129,17 +129,17 @@ def test_normal_numbers_have_their_distribution() -> None:
         lambda: (torch.empty(COUNT).normal_(3.0, 2.0) - 3.0) / 2.0,
     ]
     for draw in draws:
-        found, _ = torch.sort(drawn(draw, uniform(COUNT), uniform(COUNT, seed=1)))
-        # Kolmogorov's distance: 1.95 over the root of the count is met by chance once in a thousand times.
-        distance = (torch.special.ndtr(found) - torch.arange(COUNT) / COUNT).abs().max()
+        samples, _ = torch.sort(replay(draw, uniform(COUNT), uniform(COUNT, seed=1)))
+        # Kolmogorov's distance exceeds 1.95 over the root of the count by chance once in a thousand times.
+        distance = (torch.special.ndtr(samples) - torch.arange(COUNT) / COUNT).abs().max()
         assert float(distance) < 1.95 / COUNT**0.5
-        assert bool(torch.isfinite(found).all())
-    edge = drawn(lambda: torch.randn(2), torch.tensor([0.0, 1 - 2.0**-24]), torch.zeros(2))
+        assert bool(torch.isfinite(samples).all())
+    edge = replay(lambda: torch.randn(2), torch.tensor([0.0, 1 - 2.0**-24]), torch.zeros(2))
     assert bool(torch.isfinite(edge).all())
 
 
 class Drawing(nn.Module):
-    """Adds what it draws."""
+    """Adds random numbers to its input."""
 
     def __init__(self, draw: Callable[[Tensor], Any]) -> None:
         super().__init__()

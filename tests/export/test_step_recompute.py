@@ -1,4 +1,4 @@
-"""Blocks that are computed twice give the same step, bit by bit, from fewer activations that are kept."""
+"""Recomputed blocks give the same step, bit for bit, and store fewer activations."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 class Block(nn.Module):
-    """Has everything that a second run could get wrong: randomness, running statistics, a keyword, two results."""
+    """A block with everything that a second run could get wrong: randomness, statistics, a keyword, two results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,8 +21,8 @@ class Block(nn.Module):
         self.layer = nn.Linear(6, 6)
         self.drop = nn.Dropout(0.4)
 
-    def forward(self, x: Tensor, kept: Tensor, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        return x + self.drop(torch.relu(self.layer(self.norm(x)))) * scale, kept + x.detach()
+    def forward(self, x: Tensor, total: Tensor, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        return x + self.drop(torch.relu(self.layer(self.norm(x)))) * scale, total + x.detach()
 
 
 class Network(nn.Module):
@@ -36,10 +36,10 @@ class Network(nn.Module):
         self.head.weight = self.stem.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x, kept = self.stem(x), torch.zeros_like(x)
+        x, total = self.stem(x), torch.zeros_like(x)
         for block in (*self.blocks, self.blocks[0]):
-            x, kept = block(x, kept, scale=0.5)
-        out: Tensor = self.head(x) + kept * 0.1
+            x, total = block(x, total, scale=0.5)
+        out: Tensor = self.head(x) + total * 0.1
         return out
 
 
@@ -68,7 +68,7 @@ def test_the_step_is_the_same_bit_by_bit() -> None:
 
 @pytest.mark.slow
 def test_the_second_run_waits_for_the_gradient() -> None:
-    """A runtime could merge it with the first one, or do it beforehand, if it took only what the first one takes."""
+    """A runtime could merge it with the first run, or start it early, if both had the same inputs."""
     graph = trace(step_of_module(Network(), (6,), recompute=True), {})
     norms = [node for node in graph.graph.nodes if node.target == aten.rsqrt.default]
     assert len(norms) == 6  # three calls of a block, each twice
@@ -77,12 +77,12 @@ def test_the_second_run_waits_for_the_gradient() -> None:
 
 
 def ancestors(node: fx.Node) -> set[fx.Node]:
-    """Everything that a node depends on."""
-    found: set[fx.Node] = set()
+    """All nodes on which a node depends."""
+    nodes: set[fx.Node] = set()
     todo = [node]
     while todo:
         for argument in todo.pop().all_input_nodes:
-            if argument not in found:
-                found.add(argument)
+            if argument not in nodes:
+                nodes.add(argument)
                 todo.append(argument)
-    return found
+    return nodes

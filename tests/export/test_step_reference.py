@@ -1,4 +1,4 @@
-"""What programs are compared with: the untouched module, in both precisions, on the real samples alone."""
+"""References for programs: the unchanged module, in both precisions, on the real samples only."""
 
 import threading
 from dataclasses import replace
@@ -23,26 +23,26 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
 
-def doubled(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def to_double(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def assert_alike(step: Step, *, tolerance: float = 1e-10, **options: Any) -> None:
-    """The step and its reference give the same numbers in double precision."""
+    """Assert that the step and its reference give the same numbers in double precision."""
     generator = torch.Generator().manual_seed(0)
-    example = doubled(second_step(step, generator, **options))
+    example = to_double(second_step(step, generator, **options))
     names = [value.name for value in step.outputs]
-    found, right = (dict(zip(names, run(*example), strict=True)) for run in (step.run, step.reference))
-    for name, tensor in right.items():
+    actual, expected = (dict(zip(names, run(*example), strict=True)) for run in (step.run, step.reference))
+    for name, tensor in expected.items():
         scale = max(1.0, float(tensor.abs().max()))
-        assert_close({name: found[name] / scale}, {name: tensor / scale}, tolerance)
+        assert_close({name: actual[name] / scale}, {name: tensor / scale}, tolerance)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_step_is_its_reference(name: str) -> None:
     step = CASES[name]()
-    # Corrections of Adam's moments are given in single precision, and are exact in PyTorch.
+    # Corrections of Adam's moments are inputs in single precision, and exact in PyTorch.
     tolerance = 1e-6 if any("moment" in value.name for value in step.inputs) else 1e-10
     assert_alike(step, tolerance=tolerance)
     assert_alike(step, tolerance=tolerance, apply=False, sample_count=3)
@@ -56,7 +56,7 @@ def test_every_layer_is_that_of_pytorch(group: str) -> None:
 
 
 class Dropping(nn.Module):
-    """Every layer that draws, with its elements laid out as its users have them."""
+    """Every random layer, with the usual layouts of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class Dropping(nn.Module):
         time_first = tokens.transpose(0, 1)
         attended = self.attention(time_first, time_first, time_first, need_weights=False)[0]
         attended = functional.dropout(attended, 0.2, self.training).transpose(0, 1)
-        weighed = self.weighing(attended, attended, attended)[0].reshape(-1, 1, 3, 4)
-        windows = functional.scaled_dot_product_attention(weighed, weighed, weighed, dropout_p=0.3)
+        weighted = self.weighing(attended, attended, attended)[0].reshape(-1, 1, 3, 4)
+        windows = functional.scaled_dot_product_attention(weighted, weighted, weighted, dropout_p=0.3)
         series, _ = self.lstm(windows.reshape(len(x), 9, 4).transpose(0, 1))
         hidden, _ = self.gru(series.transpose(0, 1))
         logits: Tensor = self.head(hidden[:, -1])
@@ -87,7 +87,7 @@ def test_layers_drop_what_the_step_says() -> None:
 
 
 def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
-    """A replacement that takes randomness, and no entry here, would be compared with PyTorch's own random numbers."""
+    """A replacement that takes random numbers without an entry here would be compared with PyTorch's own ones."""
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
     deterministic = {functional.rms_norm, *FUNCTIONS, *RANDOMNESS.keys() - DRAWS.keys()}
     assert drawing - deterministic <= {*RANDOM_LAYERS, *DRAWS}
@@ -95,23 +95,23 @@ def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_one_value_for_each_channel(batch_size: int) -> None:
-    """PyTorch refuses to train on it; its kernel without that check is what is compared."""
+    """PyTorch refuses to train on it; the test compares with its kernel, which has no such check."""
     module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
     assert_alike(step_of_module(module, (5,), batch_size=batch_size))
 
 
-def of_vectors(module: nn.Module) -> ForwardReference:
-    """Of a module that takes two vectors of four numbers."""
+def reference_of(module: nn.Module) -> ForwardReference:
+    """The reference of a module that takes two vectors of four numbers."""
     parameters = (
         ValueInfo(name=f"parameter.{name}", dtype="F32", shape=tuple(tensor.shape), role="parameter", tensor=name)
         for name, tensor in module.named_parameters()
     )
-    given = ValueInfo(name="input", dtype="F32", shape=(2, 4), role="input")
-    return ForwardReference(module=module, objective=None, inputs=(given, *parameters))
+    sample = ValueInfo(name="input", dtype="F32", shape=(2, 4), role="input")
+    return ForwardReference(module=module, objective=None, inputs=(sample, *parameters))
 
 
 class Stubborn(nn.Module):
-    """Asks for single precision in every way, and keeps tensors where no `to` finds them."""
+    """Requests single precision in every way, and keeps tensors where `to` does not find them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,19 +135,19 @@ _SHIFT = torch.tensor([1.0, 0.1, 0.2])
 def test_any_module_is_run_in_double_precision() -> None:
     module = Stubborn()
     inputs, weight, bias = draw(2, 4), draw(3, 4, seed=1), draw(3, seed=2)
-    (found,) = of_vectors(module)(inputs, weight, bias)
-    own = inputs @ weight.T + bias
+    (actual,) = reference_of(module)(inputs, weight, bias)
+    hidden = inputs @ weight.T + bias
     (scale,), shift = module.parts["scale"], _SHIFT.double()
-    right = (own + torch.arange(3) / torch.tensor(3.0, dtype=torch.float64)) / 3 * scale.double() * shift
-    right = right + torch.tensor(1 / 7, dtype=torch.float32).double() + own
-    torch.testing.assert_close(found, right, rtol=1e-14, atol=1e-14)
+    expected = (hidden + torch.arange(3) / torch.tensor(3.0, dtype=torch.float64)) / 3 * scale.double() * shift
+    expected = expected + torch.tensor(1 / 7, dtype=torch.float32).double() + hidden
+    torch.testing.assert_close(actual, expected, rtol=1e-14, atol=1e-14)
 
 
 def test_the_module_stays_as_it_is() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5).eval(), nn.Linear(6, 3))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     step = step_of_module(module, (4,))
-    step.reference(*doubled(step.example(torch.Generator().manual_seed(0))))
+    step.reference(*to_double(step.example(torch.Generator().manual_seed(0))))
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert [layer.training for layer in module] == [True, True, False, True]
@@ -155,7 +155,7 @@ def test_the_module_stays_as_it_is() -> None:
 
 
 class Locked(nn.Module):
-    """Keeps what cannot be copied, or computes where no precision can be asked for."""
+    """Holds an object that cannot be copied, or computes where the precision cannot be changed."""
 
     def __init__(self, *, has_lock: bool) -> None:
         super().__init__()
@@ -164,8 +164,8 @@ class Locked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.DisableTorchFunction():
-            made: Tensor = self.layer(x.float())
-        return made
+            outputs: Tensor = self.layer(x.float())
+        return outputs
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ class Locked(nn.Module):
 def test_what_cannot_be_a_reference_is_an_error(message: str, *, has_lock: bool) -> None:
     module = Locked(has_lock=has_lock)
     with pytest.raises(ExportError, match=message):
-        of_vectors(module)(*(torch.ones(shape, dtype=torch.float64) for shape in ((2, 4), (3, 4), (3,))))
+        reference_of(module)(*(torch.ones(shape, dtype=torch.float64) for shape in ((2, 4), (3, 4), (3,))))
 
 
 def test_a_step_without_its_randomness_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""What a step cannot be made of is named: the tensor or the layer, the reason and the remedy."""
+"""Modules that cannot become a step: errors name the tensor or the layer, the reason and the remedy."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_a_constant_is_part_of_the_program() -> None:
     class Shifted(nn.Linear):
         offset: Tensor
 
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
             return super().forward(input + self.offset)
 
     module = Shifted(2, 2)
@@ -31,9 +31,9 @@ def test_a_constant_is_part_of_the_program() -> None:
     step = step_of_module(module, (2,))
     assert not any(value.role == "buffer" for value in step.inputs)
     inputs = example(step)
-    moved = step_of_module(nn.Linear(2, 2), (2,))
-    right = run(moved, inputs | {"input": inputs["input"] + module.offset})
-    assert torch.equal(run(step, inputs)["loss"], right["loss"])
+    plain = step_of_module(nn.Linear(2, 2), (2,))
+    expected = run(plain, inputs | {"input": inputs["input"] + module.offset})
+    assert torch.equal(run(step, inputs)["loss"], expected["loss"])
 
 
 def test_an_average_over_all_batches_is_refused() -> None:
@@ -73,7 +73,7 @@ def test_a_norm_that_does_not_see_samples_is_refused() -> None:
 
 
 def test_a_module_is_left_as_it_is() -> None:
-    """Also where it was refused half-way."""
+    """Also after a refusal half-way."""
     module = nn.Sequential(
         nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.BatchNorm1d(2).eval(), nn.AlphaDropout()
     )
@@ -90,8 +90,8 @@ def test_a_module_is_left_as_it_is() -> None:
 
 def test_outputs_must_be_tensors() -> None:
     class Named(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
-            return {"logits": super().forward(input)}  # type: ignore[return-value] # what is tested
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
+            return {"logits": super().forward(input)}  # type: ignore[return-value] # the case under test
 
     with pytest.raises(ExportError, match="the network returns dict, but must return a tensor of logits"):
         step_of_module(Named(2, 2), (2,))
@@ -100,7 +100,7 @@ def test_outputs_must_be_tensors() -> None:
 @pytest.mark.parametrize("settings", [{"shape": (0,)}, {"shape": (2,), "dtype": "I64"}, {"shape": (2,), "limit": 3}])
 def test_a_sample_must_be_possible(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="a sample's"):
-        SampleSpec(**settings)  # type: ignore[arg-type] # what is tested
+        SampleSpec(**settings)  # type: ignore[arg-type] # the case under test
 
 
 def test_a_network_without_anything_to_train_is_refused() -> None:

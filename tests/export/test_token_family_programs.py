@@ -1,4 +1,4 @@
-"""Training programs of submodels over tokens against PyTorch: transformers with one layer or three, and LSTMs."""
+"""Training programs of submodels over tokens compared with PyTorch: transformers of 1 or 3 layers, and LSTMs."""
 
 from dataclasses import replace
 
@@ -25,11 +25,11 @@ SHALLOW_VIT = replace(VIT, widths=(10,), depths=(1,), heads=(3,), hidden_widths=
 SHALLOW_DECODER = replace(DECODER, widths=(8,), depths=(2,), heads=(2,), learnable_steps=True)
 MODELS = {model.TYPE: model for model in (SHALLOW_VIT, SHALLOW_DECODER, BERT, CLASSIFIER, LSTM)}
 CASES = [(target, family) for family in MODELS for target in TARGET_NAMES if (target, family) != ("executorch", "bert")]
-"""Every family on every target, but for an encoder's logits of tokens: the classifier has its blocks."""
+"""Every family on every target, except BERT on ExecuTorch: the classifier has the same blocks."""
 
 
 def narrow(model: Family) -> Architecture:
-    """About half of every axis, and no block that can be left out unless it has a step."""
+    """About half of every axis, and optional blocks only if they have a learnable step."""
     network = network_of(model)
     axes = {name: Prefix(size=(axis.size + 1) // 2) for name, axis in network.axes.items() if axis.kind != "class"}
     blocks = network.full_architecture().blocks if model.learnable_steps else ()
@@ -50,7 +50,7 @@ def request_of(family: str, target: str, *, recompute: bool = False) -> TrainReq
     )
 
 
-def ran(request: TrainRequest, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def run_request(request: TrainRequest, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     program, step = program_of(request), training_step_of(request)
     named = {value.name: tensor for value, tensor in zip(step.inputs, inputs, strict=True)}
     return list(TARGETS[request.target].run(bytes(program.body), named))
@@ -63,22 +63,22 @@ def test_a_program_is_the_step(target: str, family: str) -> None:
     assert 0 < program_of(request).manifest.max_abs_diff <= 1e-4
     for seed in range(2):
         inputs = step.example(torch.Generator().manual_seed(seed))
-        for value, result, right in zip(step.outputs, ran(request, inputs), step.run(*inputs), strict=True):
-            torch.testing.assert_close(result, right, atol=1e-4, rtol=1e-4, msg=value.name)
+        for value, result, expected in zip(step.outputs, run_request(request, inputs), step.run(*inputs), strict=True):
+            torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4, msg=value.name)
 
 
 @pytest.mark.parametrize("family", ["decoder", "lstm"])
 def test_blocks_may_be_computed_twice(family: str) -> None:
     request = request_of(family, "onnx", recompute=True)
     inputs = training_step_of(request).example(torch.Generator().manual_seed(1))
-    plain = ran(replace(request, recompute=False), inputs)
-    for result, right in zip(ran(request, inputs), plain, strict=True):
-        torch.testing.assert_close(result, right, atol=1e-5, rtol=1e-4)
+    plain = run_request(replace(request, recompute=False), inputs)
+    for result, expected in zip(run_request(request, inputs), plain, strict=True):
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_models_symbols_bound_the_programs_inputs() -> None:
-    (given, *_) = training_step_of(request_of("bert", "onnx")).inputs
-    assert (given.dtype, given.shape, given.limit) == ("I64", (3, 6), 7)
+    (symbols, *_) = training_step_of(request_of("bert", "onnx")).inputs
+    assert (symbols.dtype, symbols.shape, symbols.limit) == ("I64", (3, 6), 7)
 
 
 @pytest.mark.parametrize(

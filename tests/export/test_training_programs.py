@@ -1,4 +1,4 @@
-"""Training programs of every family, submodel and target against PyTorch."""
+"""Training programs of every family, submodel and target compared with PyTorch."""
 
 import subprocess
 import sys
@@ -55,8 +55,8 @@ def test_a_program_is_the_step(target: str, case: str) -> None:
         inputs = example_of(request, seed)
         assert float(inputs["sample_mask"].sum()) == 3.0  # one of the four samples is padding
         expected = step.run(*inputs.values())
-        for (name, result), right in zip(run(program, inputs).items(), expected, strict=True):
-            assert torch.allclose(result, right, atol=1e-4, rtol=1e-4), name
+        for (name, result), tensor in zip(run(program, inputs).items(), expected, strict=True):
+            assert torch.allclose(result, tensor, atol=1e-4, rtol=1e-4), name
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
@@ -139,7 +139,7 @@ def test_onnx_stays_within_what_old_runtimes_read() -> None:
 
 
 def test_a_device_without_pytorch_trains_with_the_onnx_program(tmp_path: Path) -> None:
-    """The numbers of a step in a process that cannot import torch are those of PyTorch."""
+    """A step in a process that cannot import torch gives the numbers of PyTorch."""
     request = train_request("onnx", RESNET)
     (tmp_path / "program").write_bytes(encode_program(program_of(request)))
     inputs = example_of(request)
@@ -163,8 +163,8 @@ def test_a_device_without_pytorch_trains_with_the_onnx_program(tmp_path: Path) -
 
     step = step_of(request)
     outputs = load_file(tmp_path / "outputs")
-    for value, right in zip(step.outputs, step.run(*inputs.values()), strict=True):
-        np.testing.assert_allclose(outputs[value.name], right.numpy(), atol=1e-5, rtol=1e-5)
+    for value, expected in zip(step.outputs, step.run(*inputs.values()), strict=True):
+        np.testing.assert_allclose(outputs[value.name], expected.numpy(), atol=1e-5, rtol=1e-5)
 
 
 def test_optimiser_settings_are_part_of_the_program() -> None:
@@ -177,7 +177,7 @@ def test_optimiser_settings_are_part_of_the_program() -> None:
         objective=ObjectiveSettings(),
         optimiser=heavy,
     )
-    inputs = example_of(request) | {"sample_mask": torch.zeros(2)}  # no sample, so weight decay is all there is
+    inputs = example_of(request) | {"sample_mask": torch.zeros(2)}  # no real sample, so only weight decay acts
     results = run(program_of(request), inputs)
     for name in (name for name in inputs if name.startswith("parameter.")):
         torch.testing.assert_close(results[f"new.{name}"], inputs[name] * (1 - 0.05 * 0.5))

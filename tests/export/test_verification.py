@@ -1,4 +1,4 @@
-"""What a program may differ by from the untouched module, and what the verification is done on."""
+"""Tolerances between a program and the unchanged module, and the examples used to verify it."""
 
 import math
 import re
@@ -39,14 +39,14 @@ def linear(size: int, batch_size: int) -> Step:
     )
 
 
-def changed(step: Step, name: str, change: Callable[[Tensor], Tensor], *, from_samples: int = 1) -> Run:
-    """A runtime that changes one result, where so many samples or more are real."""
-    places = [value.name for value in step.outputs], [value.name for value in step.inputs]
+def run_with_change(step: Step, name: str, change: Callable[[Tensor], Tensor], *, from_samples: int = 1) -> Run:
+    """A runtime that changes one result of examples with at least `from_samples` real samples."""
+    outputs, inputs = [value.name for value in step.outputs], [value.name for value in step.inputs]
 
     def run(example: Sequence[Tensor]) -> list[Tensor]:
         results = list(step.run(*example))
-        if example[places[1].index("sample_mask")].sum() >= from_samples:
-            results[places[0].index(name)] = change(results[places[0].index(name)])
+        if example[inputs.index("sample_mask")].sum() >= from_samples:
+            results[outputs.index(name)] = change(results[outputs.index(name)])
         return results
 
     return run
@@ -60,7 +60,7 @@ def test_a_program_that_differs_is_an_error(fault: float) -> None:
     trials = list(trials_of(step, seeded()))
     for value in step.outputs[3:]:
         with pytest.raises(ExportError, match=rf"'{value.name}' is off by .* but may be by"):
-            verify_trials(changed(step, value.name, lambda tensor: tensor + fault), trials)
+            verify_trials(run_with_change(step, value.name, lambda tensor: tensor + fault), trials)
 
 
 def test_results_of_another_number_or_shape_are_errors() -> None:
@@ -68,7 +68,7 @@ def test_results_of_another_number_or_shape_are_errors() -> None:
     with pytest.raises(ExportError, match="gives 4 results, but must give 7"):
         verify_training(lambda example: step.run(*example)[:4], step, seeded())
     with pytest.raises(ExportError, match=r"'new.parameter.weight' is \(1, 3, 3\), but must be \(3, 3\)"):
-        verify_training(changed(step, "new.parameter.weight", lambda tensor: tensor[None]), step, seeded())
+        verify_training(run_with_change(step, "new.parameter.weight", lambda tensor: tensor[None]), step, seeded())
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_results_of_another_number_or_shape_are_errors() -> None:
     [
         (1e-3, 3, True),  # a jump: a little off on the whole batch, and right on a few samples
         (1e-3, 1, False),  # a defect: never right
-        (2e-2, 3, False),  # too far off on the whole batch for any jump
+        (2e-2, 3, False),  # too far off for a jump
     ],
 )
 def test_a_program_with_jumps_must_be_right_on_a_few_samples(share: float, from_samples: int, passes: bool) -> None:
     step = linear(30, 8)
-    run = changed(step, "new.momentum.weight", lambda tensor: tensor * (1 + share), from_samples=from_samples)
+    run = run_with_change(step, "new.momentum.weight", lambda tensor: tensor * (1 + share), from_samples=from_samples)
     if passes:
         assert verify_training(run, step, seeded()).max_abs_diff <= 1e-5
         return
@@ -91,7 +91,7 @@ def test_a_program_with_jumps_must_be_right_on_a_few_samples(share: float, from_
 
 @pytest.mark.parametrize(("batches", "passes"), [(1, True), (9, False)])
 def test_a_larger_jump_must_be_gone_on_another_batch(batches: int, passes: bool) -> None:
-    """A little on one batch, as where an activation rounds to the other side of 0; on every batch it is a defect."""
+    """An activation that rounds to the other side of 0 changes one batch a little; a defect changes every batch."""
     step, seen = linear(16, 8), list[int]()
 
     def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -99,7 +99,7 @@ def test_a_larger_jump_must_be_gone_on_another_batch(batches: int, passes: bool)
         if whole:
             seen.append(1)
         share = 0.01 if whole and len(seen) <= batches else 0.0
-        return changed(step, "new.momentum.weight", lambda tensor: tensor * (1 + share))(example)
+        return run_with_change(step, "new.momentum.weight", lambda tensor: tensor * (1 + share))(example)
 
     if passes:
         verify_training(run, step, seeded())
@@ -116,15 +116,17 @@ def test_what_nothing_may_change_keeps_its_bits() -> None:
     )
     verify_training(lambda example: step.run(*example), step, seeded())
     with pytest.raises(ExportError, match=r"'new\.parameter\.unused'"):
-        verify_training(changed(step, "new.parameter.unused", lambda tensor: tensor * (1 + 1e-4)), step, seeded())
+        verify_training(
+            run_with_change(step, "new.parameter.unused", lambda tensor: tensor * (1 + 1e-4)), step, seeded()
+        )
 
 
 def test_a_model_that_differs_is_an_error() -> None:
     step = inference_step(nn.Linear(4, 3), SampleSpec(shape=(4,)), batch_size=2)
     example = step.example(seeded())
-    assert verify_inference(lambda given: step.run(*given), step, example) <= 1e-6
+    assert verify_inference(lambda inputs: step.run(*inputs), step, example) <= 1e-6
     with pytest.raises(ExportError, match="'logits' is off by"):
-        verify_inference(lambda given: [logits * 1.001 for logits in step.run(*given)], step, example)
+        verify_inference(lambda inputs: [logits * 1.001 for logits in step.run(*inputs)], step, example)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_model_that_differs_is_an_error() -> None:
 )
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_everything_that_is_carried_shows_in_an_example(optimiser: OptimiserSettings, *, accumulate: bool) -> None:
-    """Every state is neither lost beside the gradient nor hides it, and every weight's change is seen in the weight."""
+    """States and gradients have similar sizes, and the change of every weight is visible in the weight."""
     module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
     step = training_step(
         module,
@@ -151,28 +153,28 @@ def test_everything_that_is_carried_shows_in_an_example(optimiser: OptimiserSett
     )
     generator = seeded()
     example = second_step(step, generator)
-    given = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
+    inputs = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
     new = {
         value.name.removeprefix("new."): tensor
         for value, tensor in zip(step.outputs, step.reference(*example), strict=True)
     }
-    for name, tensor in given.items():
+    for name, tensor in inputs.items():
         kind = name.partition(".")[0]
         if kind in {"parameter", "momentum", "first_moment"}:
             assert 1e-3 < float((new[name] - tensor).norm() / tensor.norm()) < 1e3, name
         if kind == "second_moment":
             assert bool((tensor > 0).all()), name
         if kind == "anchor":
-            assert 0 < float((given[f"parameter.{name[7:]}"] - tensor).norm() / tensor.norm()) < 0.01, name
-    if "started" in given:
-        assert given["started"] == 1.0
-    if "first_correction" in given:
-        torch.testing.assert_close(given["first_correction"], torch.tensor(1 - optimiser.beta1))
+            assert 0 < float((inputs[f"parameter.{name[7:]}"] - tensor).norm() / tensor.norm()) < 0.01, name
+    if "started" in inputs:
+        assert inputs["started"] == 1.0
+    if "first_correction" in inputs:
+        torch.testing.assert_close(inputs["first_correction"], torch.tensor(1 - optimiser.beta1))
 
 
 @pytest.mark.slow
 def test_what_single_precision_shows_nothing_of_is_told() -> None:
-    """A bias before a norm has no gradient; nobody can tell from rounding what the program computes for it."""
+    """A bias before a norm has no gradient; what a program computes for it cannot be told from rounding."""
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 5))
     plain = OptimiserSettings(momentum=0.0)
     step = training_step(module, SampleSpec(shape=(6,)), batch_size=6, objective=ObjectiveSettings(), optimiser=plain)
@@ -180,11 +182,11 @@ def test_what_single_precision_shows_nothing_of_is_told() -> None:
     assert verified.unseen == {"new.parameter.0.bias"}
     name = "new.parameter.0.bias"
     with pytest.raises(ExportError, match=name):
-        verify_training(changed(step, name, lambda tensor: tensor + 1e-2), step, seeded())
+        verify_training(run_with_change(step, name, lambda tensor: tensor + 1e-2), step, seeded())
 
 
 class Shift(nn.Module):
-    """One number for each channel, of which a norm after it leaves nothing."""
+    """Adds one number per channel, which a norm after it removes."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -196,7 +198,7 @@ class Shift(nn.Module):
 
 @pytest.mark.slow
 def test_many_results_of_rounding_alone_hide_no_other() -> None:
-    """And whoever asked for the program is told how little could be verified."""
+    """The report also lists the results that could not be verified."""
     parts: list[nn.Module] = []
     for before in (2, 4, 4):
         parts += [nn.Conv2d(before, 4, 3, padding=1), Shift(4), nn.InstanceNorm2d(4), nn.Tanh()]
@@ -209,7 +211,7 @@ def test_many_results_of_rounding_alone_hide_no_other() -> None:
     assert len(unseen) > len(step.outputs) / 2 - 4
     for value in seen:
         with pytest.raises(ExportError, match=rf"'{re.escape(value.name)}' is off by"):
-            verify_training(changed(step, value.name, lambda tensor: 1.1 * tensor), step, seeded())
+            verify_training(run_with_change(step, value.name, lambda tensor: 1.1 * tensor), step, seeded())
 
 
 @pytest.mark.export
@@ -223,9 +225,9 @@ def test_a_network_with_few_verifiable_parameters_is_reported(caplog: pytest.Log
 
 
 def test_the_step_itself_is_no_witness() -> None:
-    """A step that is wrong in PyTorch, too, is found: what it is compared with is none of it."""
+    """A step that is already wrong in PyTorch is caught, since the reference does not use it."""
     step = linear(5, 4)
-    negated = changed(step, "new.momentum.weight", lambda tensor: -tensor)
+    negated = run_with_change(step, "new.momentum.weight", lambda tensor: -tensor)
     wrong = replace(step, run=lambda *tensors: tuple(negated(tensors)))
     with pytest.raises(ExportError, match=r"'new\.momentum\.weight'"):
         verify_training(lambda example: wrong.run(*example), wrong, seeded())

@@ -1,4 +1,4 @@
-"""Every wrong gradient of every network is caught: zero, another's, of the other sign, and a tenth too large."""
+"""Every wrong gradient of every network is caught: zero, swapped, of the opposite sign, or 10% too large."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -55,28 +55,30 @@ OPTIMISERS = {
 
 
 class UNet(nn.Module):
-    """Down and up again over three sizes, with what was there before beside it."""
+    """A U-Net of three sizes with skip connections."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         sizes = [width, 2 * width, 4 * width]
-        self.down = nn.ModuleList(_twice(before, after) for before, after in zip([1, *sizes[:2]], sizes, strict=True))
+        self.down = nn.ModuleList(
+            _two_convolutions(before, after) for before, after in zip([1, *sizes[:2]], sizes, strict=True)
+        )
         self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, 2) for size in sizes[:2])
-        self.merge = nn.ModuleList(_twice(2 * size, size) for size in sizes[:2])
+        self.merge = nn.ModuleList(_two_convolutions(2 * size, size) for size in sizes[:2])
         self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
+        skips = []
         for level, down in enumerate(self.down):
             x = down(x if level == 0 else nn.functional.max_pool2d(x, 2))
-            kept.append(x)
+            skips.append(x)
         for level in (1, 0):
-            x = self.merge[level](torch.cat([kept[level], self.up[level](x)], 1))
+            x = self.merge[level](torch.cat([skips[level], self.up[level](x)], 1))
         logits: Tensor = self.head(x.mean((2, 3)))
         return logits
 
 
-def _twice(before: int, after: int) -> nn.Sequential:
+def _two_convolutions(before: int, after: int) -> nn.Sequential:
     layers = [
         part
         for width in (before, after)
@@ -103,34 +105,34 @@ def step_of(name: str, optimiser: str) -> Step:
 
 
 def trials(step: Step) -> list[Trial]:
-    """Of the first seed whose example tells most gradients apart.
+    """Trials of the first seed with an example in which most gradients are distinguishable.
 
-    Examples are states after a first step, which may be saturated on one processor and not on another.
+    Examples are states after a first step, which may be saturated on some processors only.
     """
     for seed in range(1, 10):
-        found = list(trials_of(step, torch.Generator().manual_seed(seed)))
-        seen, others = told_apart(step, found[0].example)
-        if len(seen) > 0.6 * (len(seen) + len(others)):
-            return found
-    raise AssertionError("no example tells most gradients apart")
+        drawn = list(trials_of(step, torch.Generator().manual_seed(seed)))
+        seen, hidden = distinguishable(step, drawn[0].example)
+        if len(seen) > 0.6 * (len(seen) + len(hidden)):
+            return drawn
+    raise AssertionError("no example has mostly distinguishable gradients")
 
 
-def repeated(trained: Trained, known: Sequence[Trial]) -> list[Trial]:
-    """The trials for one mutation after the other."""
+def repeat_trials(trained: Trained, known: Sequence[Trial]) -> list[Trial]:
+    """The trials, to repeat for each mutation."""
     same = [Again(trial, trained.run(trial.example, lambda gradients: gradients)) for trial in known]
     return cast("list[Trial]", same)
 
 
-def told_apart(step: Step, example: Sequence[Tensor]) -> tuple[Gradients, list[str]]:
-    """Gradients that stand out of PyTorch's rounding tenfold and do not vanish, and the names of the others."""
+def distinguishable(step: Step, example: Sequence[Tensor]) -> tuple[Gradients, list[str]]:
+    """Gradients that exceed PyTorch's rounding tenfold and do not vanish, and the names of the other ones."""
     reference = step.reference
     assert isinstance(reference, TrainingReference)
     exact = reference.gradients(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
     eager = reference.gradients(*example)
-    off = {name: (eager[name] - gradient).norm() for name, gradient in exact.items()}
-    usual = sum(gradient.norm() ** 2 for gradient in exact.values()) / sum(map(torch.numel, exact.values()))
-    least = {name: VANISHING * (usual * gradient.numel()) ** 0.5 for name, gradient in exact.items()}
-    seen = {name: part for name, part in exact.items() if part.norm() > max(10 * off[name], least[name])}
+    rounding = {name: (eager[name] - gradient).norm() for name, gradient in exact.items()}
+    mean_square = sum(gradient.norm() ** 2 for gradient in exact.values()) / sum(map(torch.numel, exact.values()))
+    least = {name: VANISHING * (mean_square * gradient.numel()) ** 0.5 for name, gradient in exact.items()}
+    seen = {name: part for name, part in exact.items() if part.norm() > max(10 * rounding[name], least[name])}
     return seen, [name for name in exact if name not in seen]
 
 
@@ -143,27 +145,27 @@ QUICK = [("preact_resnet", "decayed"), ("ds_cnn", "adam"), ("vit", "adamw"), ("v
 QUICK += [("mobilenet_v2", "accumulated")]
 CASES += QUICK
 QUICK += [(name, "momentum") for name in ("bert_classifier", "choice_rnn", "fcn", "lstm", "mobilenet_v3", "U-Net")]
-"""Every optimiser, and between them every kind of layer that a family has."""
+"""Every optimiser, and together every kind of layer of the families."""
 
 
 @pytest.mark.parametrize(("name", "optimiser"), mostly_long(CASES, *QUICK))
 def test_every_wrong_gradient_is_caught(name: str, optimiser: str) -> None:
     step = step_of(name, optimiser)
     trained, known = Trained(step), trials(step)
-    found = verify_trials(lambda example: trained.run(example, lambda gradients: gradients), known)
-    seen, others = told_apart(step, known[0].example)
-    again = repeated(trained, known)
-    assert not [mutant for mutant, mutation in mutants_of(seen) if not is_caught(trained, again, mutation)]
-    assert len(seen) > 0.6 * (len(seen) + len(others))
+    verified = verify_trials(lambda example: trained.run(example, lambda gradients: gradients), known)
+    seen, hidden = distinguishable(step, known[0].example)
+    repeats = repeat_trials(trained, known)
+    assert not [mutant for mutant, mutation in mutants_of(seen) if not is_caught(trained, repeats, mutation)]
+    assert len(seen) > 0.6 * (len(seen) + len(hidden))
     if optimiser == "momentum":
-        assert {f"new.momentum.{parameter}" for parameter in others} <= found.unseen
+        assert {f"new.momentum.{parameter}" for parameter in hidden} <= verified.unseen
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_wrong_gradient_of_a_published_network_is_caught(name: str) -> None:
-    """By what a whole batch shows, where gradients may jump."""
+    """On a whole batch, where gradients may jump."""
     published: presets.PublishedNetwork = getattr(presets, name)
     config = published.settings
     config = config if len(config.input_shape) == 1 else preset(name, input_shape=(3, 32, 32), class_count=10)
@@ -178,20 +180,22 @@ def test_every_wrong_gradient_of_a_published_network_is_caught(name: str) -> Non
     verify_training(lambda example: step.run(*example), step, torch.Generator().manual_seed(0))
     known = [next(trials_of(step, torch.Generator().manual_seed(1)))]
     trained = Trained(step)
-    seen, _ = told_apart(step, known[0].example)
-    again = repeated(trained, known)
-    assert not [mutant for mutant, mutation in mutants_of(seen) if not is_caught(trained, again, mutation)]
+    seen, _ = distinguishable(step, known[0].example)
+    repeats = repeat_trials(trained, known)
+    assert not [mutant for mutant, mutation in mutants_of(seen) if not is_caught(trained, repeats, mutation)]
 
 
 def mutants_of(gradients: Gradients) -> list[tuple[str, Mutation]]:
-    found = [(f"{kind} {name}", make(name)) for name in gradients for kind, make in MUTATIONS.items()]
-    found += [(f"swapped {name}", made) for name in gradients if (made := swapped(name, gradients)) is not None]
-    assert len(found) >= 3.5 * len(gradients)
-    return found
+    mutants = [(f"{kind} {name}", make(name)) for name in gradients for kind, make in MUTATIONS.items()]
+    mutants += [
+        (f"swapped {name}", mutation) for name in gradients if (mutation := swapped(name, gradients)) is not None
+    ]
+    assert len(mutants) >= 3.5 * len(gradients)
+    return mutants
 
 
 def is_caught(trained: Trained, known: list[Trial], mutation: Mutation) -> bool:
-    """Whether the error names one of the tensors whose gradients are wrong; where all are clipped together, any."""
+    """Whether the error names a tensor with a wrong gradient; with joint clipping, any error counts."""
     try:
         verify_trials(lambda example: trained.run(example, mutation), known)
     except ExportError as error:
@@ -210,9 +214,9 @@ def is_caught(trained: Trained, known: list[Trial], mutation: Mutation) -> bool:
     ),
 )
 def test_a_program_with_a_wrong_gradient_is_not_written(target: str, kind: str) -> None:
-    """The same in the written program itself."""
+    """The same for written programs."""
     step = step_of("bert_classifier", "momentum")
-    gradients, _ = told_apart(step, trials(step)[0].example)
+    gradients, _ = distinguishable(step, trials(step)[0].example)
     for name in ("section0.block0.norm1.weight", "head.bias"):
         mutation = swapped(name, gradients) if kind == "swapped" else MUTATIONS[kind](name)
         assert mutation is not None

@@ -1,4 +1,4 @@
-"""XNNPACK's operators and regions, run in ExecuTorch's runtime, against PyTorch."""
+"""XNNPACK's operators and regions in ExecuTorch's runtime, compared with PyTorch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,23 +27,23 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 aten = torch.ops.aten
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def graph_of(run: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
-    def several(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def run_as_tuple(*tensors: Tensor) -> tuple[Tensor, ...]:
         result = run(*tensors)
         return result if isinstance(result, tuple) else (result,)
 
-    graph = make_fx(several, tracing_mode="fake")(*inputs)
+    graph = make_fx(run_as_tuple, tracing_mode="fake")(*inputs)
     for node in graph.graph.nodes:
         if node.target is aten._unsafe_view.default:
             node.target = aten.view.default
     return graph
 
 
-def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
+def run_delegated(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(bytes(lower_to_executorch(delegate(graph), {}).buffer))
@@ -54,17 +54,17 @@ def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.skipif(heap_bytes() is None, reason="this C library does not count its heap")
 def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -> None:
-    """What programs hold that differ in nothing but the rows of factors with one column."""
+    """Compares the memory of programs that differ only in the rows of factors with one column."""
     rows, load_bytes = [], []
     for size in (100, 2_000):
-        graph = delegate(graph_of(lambda x: x.sum(1), drawn(1, size * size)))  # products with ones
+        graph = delegate(graph_of(lambda x: x.sum(1), normal(1, size * size)))  # products with ones
         assert {columns for _, columns in graph.meta["packed"]} == {1}
         rows.append(sum(rows for rows, _ in graph.meta["packed"]))
         body = bytes(lower_to_executorch(graph, {}).buffer)
-        held = ValueInfo(name="x", dtype="F32", shape=(1, size * size), role="input")
-        given = ValueInfo(name="y", dtype="F32", shape=(1,), role="loss")
-        heap_growth(body, (held,), (given,), arena_bytes=0)  # what only the first one takes
-        growth = heap_growth(body, (held,), (given,), arena_bytes=0)
+        argument = ValueInfo(name="x", dtype="F32", shape=(1, size * size), role="input")
+        result = ValueInfo(name="y", dtype="F32", shape=(1,), role="loss")
+        heap_growth(body, (argument,), (result,), arena_bytes=0)  # memory that only the first program takes
+        growth = heap_growth(body, (argument,), (result,), arena_bytes=0)
         assert growth is not None
         load_bytes.append(growth.load_bytes)
     assert rows[1] - rows[0] > 1_000
@@ -78,17 +78,17 @@ def targets(graph: fx.GraphModule) -> set[Any]:
 
 
 def _products(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    turned = b.permute(0, 2, 1)
+    transposed = b.permute(0, 2, 1)
     first, second = (x[:1].view(4, 5) for x in (a, b))
     return (
-        aten.bmm(a, turned),
+        aten.bmm(a, transposed),
         aten.bmm(a.permute(0, 2, 1), b),
         aten.mm(first, second.permute(1, 0)),
         aten.mm(a[:1, :, :4].reshape(4, 4), first),
     )
 
 
-A, B = drawn(3, 4, 5), drawn(3, 4, 5, seed=1)
+A, B = normal(3, 4, 5), normal(3, 4, 5, seed=1)
 POSITIVE = A.abs() + 0.1
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "unary": (lambda x: (x.abs(), x.ceil(), x.cos(), x.exp(), x.floor(), -x, x.sigmoid(), x.sin(), x.tanh()), [A]),
@@ -100,7 +100,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "powers": (lambda x: (x.pow(2), x.pow(3)), [A]),
     "erf": (aten.erf, [torch.tensor([0.0, 0.3, -2.0, 5.0, -9.0, 1e-12])]),
     "binary": (lambda a, b: (a + b, a - b, a * b, a / b, a.maximum(b), a.minimum(b)), [A, POSITIVE]),
-    "broadcast": (lambda a, b: (a * b, a[:, :, :1] + a, a - b.sum((0,))), [A, drawn(5)]),
+    "broadcast": (lambda a, b: (a * b, a[:, :, :1] + a, a - b.sum((0,))), [A, normal(5)]),
     "a factor of the second": (lambda a, b: (aten.add(a, b, alpha=2), aten.sub(a, b, alpha=0.5)), [A, B]),
     "numbers": (lambda x: (x + 1, x * 2, x / 4, x - 3, aten.rsub(x, 1), 1 / x), [POSITIVE]),
     "a single number": (lambda x, r: (x * r, r * 2), [A, torch.tensor(0.5)]),
@@ -109,13 +109,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "six parts": (lambda x: torch.cat([x, x + 1, x + 2, x + 3, x + 4, x + 5], 2), [A]),
     "padding": (lambda x: (functional.pad(x, (1, 2, 0, 3), value=2.0), functional.pad(x, (-1, 2))), [A]),
     "sums": (lambda x: (x.sum((2,)), x.sum((1,)), x.sum((0,)), x.sum((0, 2)), x.sum((0, 1, 2))), [A]),
-    "long sums": (lambda x: (x.sum((0,)), x.sum((1,)), x.mean((0, 1)), x.mean((0,), keepdim=True)), [drawn(1100, 90)]),
-    "very long rows": (lambda x: (x.sum((1,)), x.sum((0, 1)), x.mean((1,))), [drawn(40, 2200)]),
+    "long sums": (lambda x: (x.sum((0,)), x.sum((1,)), x.mean((0, 1)), x.mean((0,), keepdim=True)), [normal(1100, 90)]),
+    "very long rows": (lambda x: (x.sum((1,)), x.sum((0, 1)), x.mean((1,))), [normal(40, 2200)]),
     "means": (lambda x: (x.mean((2,)), x.mean((1,)), x.mean((0, 2), keepdim=True)), [A]),
     "maxima": (lambda x: (x.amax((2,)), x.amax((1,), keepdim=True)), [A]),
     "softmax": (lambda x: (aten._softmax(x, 2, False), aten._log_softmax(x * 30, 2, False)), [A]),
     "products": (_products, [A, B]),
-    "linear": (lambda x, w, b: aten.addmm(b, x, w), [drawn(6, 5), drawn(5, 4), drawn(4)]),
+    "linear": (lambda x, w, b: aten.addmm(b, x, w), [normal(6, 5), normal(5, 4), normal(4)]),
     "constants": (lambda x: (x + torch.zeros(5), torch.full((3, 2), 7.0)), [A]),
     "masks": (
         lambda a, b: tuple(
@@ -134,11 +134,11 @@ def test_operators(name: str) -> None:
     graph = graph_of(run, *inputs)
     assert all(is_supported(node) for node in graph.graph.nodes if _is_checked(node, graph)), "not on XNNPACK"
     expected = run(*inputs)
-    actual = ran(graph, *inputs)
-    wanted = expected if isinstance(expected, tuple) else (expected,)
-    assert len(actual) == len(wanted)
-    for mine, theirs in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-5 if inputs[0].numel() > 1000 else 2e-6)
+    actual = run_delegated(graph, *inputs)
+    results = expected if isinstance(expected, tuple) else (expected,)
+    assert len(actual) == len(results)
+    for result, reference in zip(actual, results, strict=True):
+        torch.testing.assert_close(result, reference, rtol=2e-6, atol=2e-5 if inputs[0].numel() > 1000 else 2e-6)
 
 
 def _is_checked(node: fx.Node, graph: fx.GraphModule) -> bool:
@@ -151,22 +151,22 @@ def test_every_operator_is_run_by_these_tests() -> None:
     seen: set[Any] = set()
     for run, inputs in FUNCTIONS.values():
         seen |= targets(graph_of(run, *inputs))
-    left = set(OPERATORS) - seen
-    # The same rules as of other operators: numbers as the second operand, and copies that change nothing.
-    assert {str(target) for target in left} <= {
+    untested = set(OPERATORS) - seen
+    # They share the rules of other operators: numbers as the second operand, and copies.
+    assert {str(target) for target in untested} <= {
         "aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar", "aten.clone.default",
         "aten._to_copy.default", "aten.scalar_tensor.default",
     }  # fmt: skip
 
 
 def test_counts_are_exact() -> None:
-    mask = (drawn(37, 41) > 0).float()
-    (count,) = ran(graph_of(lambda x: x.sum((0, 1)), mask), mask)
+    mask = (normal(37, 41) > 0).float()
+    (count,) = run_delegated(graph_of(lambda x: x.sum((0, 1)), mask), mask)
     assert float(count) == float(mask.sum())
 
 
 def test_what_xnnpack_lacks_is_left_to_the_runtime() -> None:
-    tokens, table = torch.tensor([[1, 0], [2, 2]]), drawn(3, 4)
+    tokens, table = torch.tensor([[1, 0], [2, 2]]), normal(3, 4)
 
     def run(tokens: Tensor, table: Tensor) -> tuple[Tensor, ...]:
         scores = aten.embedding(table, tokens) * 2
@@ -175,8 +175,8 @@ def test_what_xnnpack_lacks_is_left_to_the_runtime() -> None:
     graph = graph_of(run, tokens, table)
     parts = split_regions(graph.graph, is_supported)
     assert [isinstance(part, DelegateRegion) for part in parts] == [False, True, False]
-    for mine, theirs in zip(ran(graph, tokens, table), run(tokens, table), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for actual, expected in zip(run_delegated(graph, tokens, table), run(tokens, table), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_an_input_and_one_value_twice_as_results() -> None:
@@ -185,8 +185,8 @@ def test_an_input_and_one_value_twice_as_results() -> None:
         return x, doubled, doubled + 0.0, aten.clone(doubled)
 
     graph = graph_of(run, A)
-    for mine, theirs in zip(ran(graph, A), run(A), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for actual, expected in zip(run_delegated(graph, A), run(A), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_program_calls_xnnpack() -> None:
@@ -206,5 +206,5 @@ def test_a_program_calls_xnnpack() -> None:
     example = step.example(torch.Generator().manual_seed(0))
     named = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
     exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))
-    for mine, right in zip(target.run(body, named), exact, strict=True):
-        torch.testing.assert_close(mine.double(), right.double(), rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(target.run(body, named), exact, strict=True):
+        torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-4, atol=1e-5)

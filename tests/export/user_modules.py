@@ -1,6 +1,6 @@
-"""Forty modules as users write them: with hooks, chance, counters, autocast, mixed batches, masks, iterators, globals.
+"""Forty modules as users write them: hooks, randomness, counters, autocast, mixed batches, masks, iterators, globals.
 
-Each is made anew by a function. Of each it is said whether a program can do what it does, or what must be said of it.
+A function builds each of them; modules that no program can replace state the message of the refusal.
 """
 
 import itertools
@@ -31,12 +31,12 @@ _turns = itertools.cycle([1.0, 2.0])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserModule:
-    """One of them.
+    """A module that a user could write.
 
     Attributes:
-        make: makes it.
-        refused: what the exporter says of it; empty where it trains right.
-        shape: of a sample.
+        make: Builds the module.
+        refused: Pattern of the exporter's message; empty if the module trains correctly.
+        shape: The shape of a sample.
     """
 
     make: Callable[[], nn.Module]
@@ -45,7 +45,7 @@ class UserModule:
 
 
 class Layered(nn.Module):
-    """Two layers with something of the user's between them."""
+    """Two layers with a function of the user between them."""
 
     def __init__(self, between: Callable[[Any, Tensor], Tensor], **held: Any) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def _mask_of_gradient(module: Any) -> None:
 
 
 class KeepsRows(nn.Module):
-    """A hook that is a method, and reads a buffer."""
+    """A hook that is a method and reads a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ def _step_within_backward(part: Any) -> None:
     part.grad = None
 
 
-def _backward_hook(_layer: Any, given: Any, _outputs: Any) -> Any:
-    return tuple(None if gradient is None else gradient * 0.5 for gradient in given)
+def _backward_hook(_layer: Any, gradients: Any, _outputs: Any) -> Any:
+    return tuple(None if gradient is None else gradient * 0.5 for gradient in gradients)
 
 
 def _count_in_class(net: Any, y: Tensor) -> Tensor:
@@ -119,13 +119,13 @@ def _scale_by_class(net: Any, y: Tensor) -> Tensor:
 
 
 class Counting(Layered):
-    """Has a class to count in."""
+    """A class with a counter."""
 
     calls = 0
 
 
 class ScalingByCount(Layered):
-    """Likewise."""
+    """Another class with a counter."""
 
     calls = 0
 
@@ -141,7 +141,7 @@ def _every_tenth(net: Any, y: Tensor) -> Tensor:
 
 
 def _warm_up(net: Any, y: Tensor) -> Tensor:
-    global _steps_of_all  # noqa: PLW0603 - what is tried
+    global _steps_of_all  # noqa: PLW0603 - the case under test
     _steps_of_all += 1
     return y * min(1.0, _steps_of_all / 100)
 
@@ -157,7 +157,7 @@ def _closure() -> nn.Module:
 
 
 class Averaging(nn.Module):
-    """Counts and averages in buffers, which are carried."""
+    """Counts and averages in buffers, which programs carry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Averaging(nn.Module):
 
 
 class Autocasting(Layered):
-    """Runs within autocast."""
+    """Runs under autocast."""
 
     def __init__(self, device: str, *, enabled: bool = True) -> None:
         super().__init__(lambda _net, y: y)
@@ -187,13 +187,13 @@ class Autocasting(Layered):
 
 
 def _root_where_positive(_net: Any, y: Tensor) -> Tensor:
-    """The usual way to keep a root's gradient finite: both branches, the inner one of numbers that are safe."""
+    """The usual way to keep a root's gradient finite: compute both branches, the inner one on safe numbers."""
     safe = torch.where(y > 0, y, torch.ones_like(y))
     return torch.where(y > 0, torch.sqrt(safe), torch.zeros_like(y))
 
 
 def _norm_of_activations(_net: Any, y: Tensor) -> Tensor:
-    """Behind an activation that is 0 throughout, the root's gradient is infinite, and masked by the activation's."""
+    """After an activation that is 0 everywhere, the root's infinite gradient is masked by the activation's."""
     active = torch.relu(y - 100.0).reshape(-1, 8, 2)
     return y + torch.sqrt((active * active).sum(-1)).repeat_interleave(2, dim=1)
 
@@ -209,8 +209,8 @@ class _Reversed(torch.autograd.Function):
 
 
 def _reversed(_net: Any, y: Tensor) -> Tensor:
-    found: Tensor = _Reversed.apply(y)  # type: ignore[no-untyped-call]
-    return found
+    outputs: Tensor = _Reversed.apply(y)  # type: ignore[no-untyped-call]
+    return outputs
 
 
 def _clipped(gradient: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def _tied() -> nn.Module:
 
 
 class _Registry(OrderedDict[str, type[nn.Module]]):
-    """As transformers has one for activations."""
+    """Like the registry of activations in transformers."""
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name)()
@@ -246,7 +246,7 @@ activation_registry = _Registry(gelu=nn.GELU, tanh=nn.Tanh)
 
 
 def _by_positions(_net: Any, y: Tensor) -> Tensor:
-    """Looks whether positions that it has counted itself go up, as transformers does without a cache."""
+    """Checks that its own positions increase, as transformers does without a cache."""
     positions = torch.arange(y.shape[1], device=y.device)
     return y * 0.5 if bool((positions[1:] > positions[:-1]).all()) else -y
 
@@ -283,10 +283,10 @@ USER_MODULES: Mapping[str, UserModule] = {
     ),
     "a hook of tied weights": UserModule(make=_tied),
     "a hook of a layer": UserModule(
-        make=lambda: _hooked(lambda m: m[0].register_forward_hook(lambda _layer, _given, outputs: outputs * 0.5))
+        make=lambda: _hooked(lambda m: m[0].register_forward_hook(lambda _layer, _inputs, outputs: outputs * 0.5))
     ),
     "a hook before a layer": UserModule(
-        make=lambda: _hooked(lambda m: m[0].register_forward_pre_hook(lambda _layer, given: (given[0] * 2,)))
+        make=lambda: _hooked(lambda m: m[0].register_forward_pre_hook(lambda _layer, inputs: (inputs[0] * 2,)))
     ),
     "a hook of a layer's backward": UserModule(
         make=lambda: _hooked(lambda m: m[2].register_full_backward_hook(_backward_hook))

@@ -1,4 +1,4 @@
-"""What the demo promises of a run, checked on what the run has left behind."""
+"""The properties of the demo run, checked on its summary."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def check_story(summary: dict[str, Any]) -> None:
-    """A fleet that is unequal in every round, by memory and by link, and a model that learns all the same."""
+    """The fleet is unequal in every round, by memory and by link, and its model learns nevertheless."""
     rounds = summary["rounds"]
     assert len(rounds) == 5
     rows: list[Row] = [row for record in rounds for row in record["clients"]]
@@ -24,30 +24,30 @@ def check_story(summary: dict[str, Any]) -> None:
     }
     assert changing, "a device's submodel changes"
     _check_limits(rows)
-    own = {(model["architecture"], model["accuracy"]) for model in summary["models"]}
-    assert len({architecture for architecture, _ in own}) >= 3, own
-    assert min(accuracy for _, accuracy in own) >= 0.80, own
+    models = {(model["architecture"], model["accuracy"]) for model in summary["models"]}
+    assert len({architecture for architecture, _ in models}) >= 3, models
+    assert min(accuracy for _, accuracy in models) >= 0.80, models
     assert summary["accuracy"] >= 0.95
 
 
 def _check_limits(rows: list[Row]) -> None:
-    """Memory alone decides a submodel and the link alone another, by the plans of programs that ran elsewhere."""
+    """Memory alone limits one submodel and the link alone another, by the plans of programs on other devices."""
     assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in rows)
     assert all(4 * row["parameters"] <= _link_bytes(row) for row in rows)
     for limit in ("memory", "link"):
-        decided = [row for row in rows if row["limit"] == limit]
-        assert any(_excluded_alone(row, limit, rows) for row in decided), f"{limit} decides none of {decided}"
+        limited = [row for row in rows if row["limit"] == limit]
+        assert any(_excluded_alone(row, limit, rows) for row in limited), f"{limit} limits none of {limited}"
     largest = max(row["parameters"] for row in rows)
     assert {row["parameters"] for row in rows if not row["limit"]} == {largest}
 
 
 def _excluded_alone(row: Row, limit: str, rows: list[Row]) -> bool:
-    """Whether a larger submodel, which another device of the same runtime ran, exceeds this limit and no other."""
-    for other in rows:
-        if other["runtime"] == row["runtime"] and other["parameters"] > row["parameters"]:
+    """Whether a larger submodel of another device with the same runtime exceeds this limit and no other."""
+    for other_row in rows:
+        if other_row["runtime"] == row["runtime"] and other_row["parameters"] > row["parameters"]:
             exceeded = {
-                "memory": other["planned_peak_bytes"] > row["budget_bytes"],
-                "link": 4 * other["parameters"] > _link_bytes(row),
+                "memory": other_row["planned_peak_bytes"] > row["budget_bytes"],
+                "link": 4 * other_row["parameters"] > _link_bytes(row),
             }
             if [name for name, is_exceeded in exceeded.items() if is_exceeded] == [limit]:
                 return True

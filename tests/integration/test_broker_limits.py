@@ -1,4 +1,4 @@
-"""A fleet of real sessions trains a round through brokers that do not do all that a fleet would like."""
+"""A fleet of real sessions trains a round through brokers with limits."""
 
 import contextlib
 import time
@@ -38,7 +38,7 @@ from subfleet.transport.mqtt import MqttTransport
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
 
 LIMIT_S = 60.0
-RETRY_S = 0.2  # so that what does not come through is asked for again soon
+RETRY_S = 0.2  # short, so that lost messages are soon requested again
 TOPICS = Topics("main")
 
 
@@ -61,13 +61,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture(scope="module")
 def exports(cache: CacheFolder) -> Iterator[ExportPool]:
-    """The programs of all these runs are the same: they are written once."""
+    """One exporter for all tests: their runs have the same programs."""
     with ExportPool(cache, workers=1) as pool:
         yield pool
 
 
-def _run(data: Data) -> Run:
-    """Weights of several of the largest chunks."""
+def _create_run(data: Data) -> Run:
+    """A run with weights of several chunks of the largest size."""
     return Run(
         name="narrow",
         model=Mlp(input_shape=(64,), class_count=2, widths=(256,), depths=(2,)),
@@ -83,12 +83,12 @@ def _run(data: Data) -> Run:
 
 
 class Fleet:
-    """A server and two devices, stepped by the test; everything but their processes is real."""
+    """A server and two devices that the test steps; everything is real except for their processes."""
 
-    def __init__(self, folder: Path, url: str, data: Data, exports: ExportPool, *, tried: bool) -> None:
+    def __init__(self, folder: Path, url: str, data: Data, exports: ExportPool, *, tries_limits: bool) -> None:
         self.notes = Notes()
         self._stack = contextlib.ExitStack()
-        address, run = parse_url(url), _run(data)
+        address, run = parse_url(url), _create_run(data)
         mqtt = MqttTransport(address, mqtt_client_id("main", "server", run.name))
         self.known = KnownBroker(folder / KNOWN_BROKERS, address.host_and_port)
         self.sizes = ChunkSizes.from_broker(self.known)
@@ -101,7 +101,7 @@ class Fleet:
             sizes=self.sizes,
         )
         self._stack.callback(self.server.close)
-        if tried:
+        if tries_limits:
             adapt_to_broker(address, run, mqtt, self.sizes, self.notes)
         self.server.open()
         self.devices = [self._device(folder / name, name, url, data) for name in ("ada", "bob")]
@@ -118,10 +118,10 @@ class Fleet:
             data=str(data.train),
             held_out=None,
         )
-        told = describe_device(name, load_profile("laptop"), trainer.target, summary, meter)
+        profile = describe_device(name, load_profile("laptop"), trainer.target, summary, meter)
         transport = MqttTransport(address, mqtt_client_id("main", "device", name))
         session = EdgeSession(
-            AgentSettings(profile=told, data_bytes=summary.data_bytes),
+            AgentSettings(profile=profile, data_bytes=summary.data_bytes),
             LockingTransport(transport, make_device_lock(TOPICS, name)),
             TOPICS,
             Device(
@@ -137,7 +137,7 @@ class Fleet:
         return session
 
     def play(self) -> list[str]:
-        """How each device fared in the round."""
+        """Play the round and return the status of each device."""
         until_s = time.monotonic() + LIMIT_S
         while not self.server.finished and time.monotonic() < until_s:
             for device in self.devices:
@@ -150,13 +150,13 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def _fleet(
-    folder: Path, settings: tuple[str, ...], data: Data, exports: ExportPool, *, tried: bool = False
+def _open_fleet(
+    folder: Path, settings: tuple[str, ...], data: Data, exports: ExportPool, *, tries_limits: bool = False
 ) -> Iterator[Fleet]:
     port = free_port()
     lines = (f"listener {port} 127.0.0.1", "allow_anonymous true", *settings)
     with mosquitto(folder, lines, port):
-        fleet = Fleet(folder, f"mqtt://127.0.0.1:{port}", data, exports, tried=tried)
+        fleet = Fleet(folder, f"mqtt://127.0.0.1:{port}", data, exports, tries_limits=tries_limits)
         with contextlib.closing(fleet):
             yield fleet
 
@@ -178,14 +178,15 @@ def _fleet(
 def test_a_round_is_trained_through_a_broker_with_a_limit(
     tmp_path: Path, settings: tuple[str, ...], data: Data, exports: ExportPool
 ) -> None:
-    with _fleet(tmp_path, settings, data, exports) as fleet:
+    with _open_fleet(tmp_path, settings, data, exports) as fleet:
         assert fleet.play() == ["aggregated", "aggregated"]
 
 
 def test_a_limit_that_was_tried_for_is_no_matter_to_devices(tmp_path: Path, data: Data, exports: ExportPool) -> None:
-    with _fleet(tmp_path, ("message_size_limit 9000",), data, exports, tried=True) as fleet:
+    with _open_fleet(tmp_path, ("message_size_limit 9000",), data, exports, tries_limits=True) as fleet:
         assert fleet.sizes.chunk_bytes == fleet.known.chunk_bytes == 7_680
         assert fleet.play() == ["aggregated", "aggregated"]
         assert any(
-            "chunks: those of 7680 bytes come through, larger ones do not" in said for said in fleet.notes.messages
+            "chunks: those of 7680 bytes come through, larger ones do not" in message
+            for message in fleet.notes.messages
         )

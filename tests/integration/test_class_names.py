@@ -1,4 +1,4 @@
-"""A device that holds only some of the classes: real agents, real folders of real pictures, one fleet."""
+"""A device with only some of the classes, in a fleet of real agents with folders of pictures."""
 
 import os
 import subprocess
@@ -33,29 +33,29 @@ FEW = ("7", "8", "9")
 
 
 class Notes:
-    """An observer that remembers the rounds."""
+    """An observer that records the rounds."""
 
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
 
     def say(self, text: str) -> None:
-        """Not of interest here."""
+        """Ignored."""
 
     def round_finished(self, record: RoundRecord) -> None:
         self.records.append(record)
 
 
-def write_folders(folder: Path, dataset: Dataset, places: Iterable[int], *, name: str = "{}") -> str:
-    for place in places:
-        pixels = (dataset.inputs[place, 0] * 255).round().astype(np.uint8)
-        home = folder / name.format(dataset.class_names[dataset.labels[place]])
-        home.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(home / f"{place}.png")
+def write_folders(folder: Path, dataset: Dataset, indices: Iterable[int], *, name: str = "{}") -> str:
+    for index in indices:
+        pixels = (dataset.inputs[index, 0] * 255).round().astype(np.uint8)
+        class_folder = folder / name.format(dataset.class_names[dataset.labels[index]])
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(class_folder / f"{index}.png")
     return str(folder)
 
 
 @contextmanager
-def joined(url: str, folder: Path, name: str, data: str) -> Iterator[None]:
+def run_device(url: str, folder: Path, name: str, data: str) -> Iterator[None]:
     options = ("--id", name, "--data", data, "--runtime", "onnx", "--state", str(folder / "states" / name))
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", url, *options, "--leave-when-finished"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -75,7 +75,7 @@ def url() -> Iterator[str]:
 def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(
     tmp_path: Path, url: str, exports: ExportPool
 ) -> None:
-    """Its folders' ranks are 0, 1, 2: trained as such, the digits 7, 8, 9 would be unlearned by everyone."""
+    """Its folders have the ranks 0, 1, 2; with these as labels, the model would unlearn the digits 7, 8, 9."""
     train, test = read_dataset("digits:train"), read_dataset("digits:test")
     few = np.flatnonzero(np.isin(train.labels, [int(name) for name in FEW]))[::3]
     data = {
@@ -98,7 +98,7 @@ def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(
     notes = Notes()
     with ExitStack() as stack:
         for name, folder in data.items():
-            stack.enter_context(joined(url, tmp_path, name, folder))
+            stack.enter_context(run_device(url, tmp_path, name, folder))
         server = Server(
             settings, MqttTransport(parse_url(url), "server"), notes, state_folder=tmp_path / "state", exports=exports
         )
@@ -109,8 +109,8 @@ def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(
         assert status.pop("odd").startswith("skipped: the run knows no class 'digit 0'")
         assert status == {"few": "aggregated", "all": "aggregated"}
     assert (result.rounds[-1].accuracy or 0) >= 0.9
-    (own,) = (model.path for model in result.deployed if model.client_id == "few")
-    prediction = OnnxTrainer().predict(own, data["few"])
+    (model_path,) = (model.path for model in result.deployed if model.client_id == "few")
+    prediction = OnnxTrainer().predict(model_path, data["few"])
     assert prediction.metrics["accuracy"] >= 0.85
     assert prediction.classes == tuple("0123456789")
     assert np.mean(np.isin(prediction.names, FEW)) >= 0.85

@@ -1,4 +1,4 @@
-"""The recipe for a real fleet, as its page has it: TLS, a user for each device, an access list."""
+"""The recipe for a real fleet in the documentation: TLS, a user for each device, an access list."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transport.mosquitto import free_port, make_papers, mosquitto, password_line, tls_listener
+from transport.mosquitto import free_port, make_certificates, mosquitto, password_line, tls_listener
 
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.messages import Claim, encode
@@ -26,7 +26,7 @@ PASSWORDS = {"subfleet-server": "served", "cam": "snapped", "eve": "listened"}
 LIMIT_S = 90.0
 
 
-def _access_list() -> str:
+def _read_access_list() -> str:
     lines = RECIPE.read_text(encoding="utf-8").splitlines()
     begin = next(number for number, line in enumerate(lines) if line.strip() == "# /etc/mosquitto/access")
     end = next(number for number, line in enumerate(lines) if "# /etc/mosquitto/conf.d" in line)
@@ -56,13 +56,13 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    papers, port = make_papers(tmp_path), free_port()
+    certificates, port = make_certificates(tmp_path), free_port()
     users, access = tmp_path / "users", tmp_path / "access"
     users.write_text("".join(f"{password_line(*pair)}\n" for pair in PASSWORDS.items()), encoding="utf-8")
-    access.write_text(_access_list(), encoding="utf-8")
+    access.write_text(_read_access_list(), encoding="utf-8")
     rules = (f"password_file {users}", f"acl_file {access}", "allow_anonymous false")
-    with mosquitto(tmp_path, tls_listener(port, papers.broker, *rules), port):
-        yield Fleet(folder=tmp_path, port=port, ca=papers.ca)
+    with mosquitto(tmp_path, tls_listener(port, certificates.broker, *rules), port):
+        yield Fleet(folder=tmp_path, port=port, ca=certificates.ca)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Program:
 
 
 @contextmanager
-def _program(fleet: Fleet, name: str, *command: str) -> Iterator[Program]:
+def _start_program(fleet: Fleet, name: str, *command: str) -> Iterator[Program]:
     output = fleet.folder / f"{name}.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -96,7 +96,7 @@ def _program(fleet: Fleet, name: str, *command: str) -> Iterator[Program]:
             process.wait()
 
 
-def _describe(folder: Path) -> None:
+def _write_run(folder: Path) -> None:
     np.savez(folder / "test.npz", x=np.zeros((4, 3), np.float32), y=np.array([0, 1, 0, 1]))
     (folder / "fleet.toml").write_text(
         'name = "long"\nrounds = 1\nmin_clients = 2\ndata.test = "test.npz"\n'
@@ -105,8 +105,8 @@ def _describe(folder: Path) -> None:
     )
 
 
-def _be_somebody_earlier(fleet: Fleet, user: str, topic: str, program: Program) -> None:
-    """Say twice, as a process that was there first would, that the place is taken."""
+def _claim_until_end(fleet: Fleet, user: str, topic: str, program: Program) -> None:
+    """Publish claims like a process that was first, until the program ends."""
     stranger = fleet.transport(user)
     stranger.open(())
     try:
@@ -120,26 +120,26 @@ def _be_somebody_earlier(fleet: Fleet, user: str, topic: str, program: Program) 
 
 
 def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Fleet) -> None:
-    _describe(fleet.folder)
+    _write_run(fleet.folder)
     topics = Topics("main")
     serve = ["serve", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--http-port", "0"]
     join = ["join", fleet.url("cam"), "--data", "test.npz", "--state", "cam", "--wait"]
     with ExitStack() as stack:
         server = stack.enter_context(
-            _program(fleet, "server", "subfleet.cli.main", *serve, *fleet.options("subfleet-server"))
+            _start_program(fleet, "server", "subfleet.cli.main", *serve, *fleet.options("subfleet-server"))
         )
         device = stack.enter_context(
-            _program(fleet, "device", "subfleet.edge_client.cli", *join, *fleet.options("cam"))
+            _start_program(fleet, "device", "subfleet.edge_client.cli", *join, *fleet.options("cam"))
         )
         device.await_words("connected as cam")
         server.await_words("client cam joined")
-        _be_somebody_earlier(fleet, "cam", topics.up("cam", Claim.KIND), device)
-        _be_somebody_earlier(fleet, "subfleet-server", topics.all(Claim.KIND), server)
+        _claim_until_end(fleet, "cam", topics.uplink("cam", Claim.KIND), device)
+        _claim_until_end(fleet, "subfleet-server", topics.all(Claim.KIND), server)
         assert (device.process.wait(), server.process.wait()) == (ExitCode.TAKEN, ExitCode.TAKEN)
-    said = device.output.read_text(encoding="utf-8"), server.output.read_text(encoding="utf-8")
-    assert "another device of the id 'short' was in this fleet first; give this one another with --id" in said[0]
-    assert "run 'short' serves this fleet on this broker already; choose another fleet" in said[1]
-    assert not any("Traceback" in text or password in text for text in said for password in PASSWORDS.values())
+    outputs = device.output.read_text(encoding="utf-8"), server.output.read_text(encoding="utf-8")
+    assert "another device of the id 'short' was in this fleet first; give this one another with --id" in outputs[0]
+    assert "run 'short' serves this fleet on this broker already; choose another fleet" in outputs[1]
+    assert not any("Traceback" in text or password in text for text in outputs for password in PASSWORDS.values())
 
 
 def test_no_user_may_speak_for_another(fleet: Fleet) -> None:
@@ -148,16 +148,16 @@ def test_no_user_may_speak_for_another(fleet: Fleet) -> None:
     try:
         for transport in (server, cam, eve):
             transport.open(("subfleet/1/#",))
-        eve.publish(topics.up("cam", Claim.KIND), b"of another device")
+        eve.publish(topics.uplink("cam", Claim.KIND), b"of another device")
         eve.publish(topics.all(Claim.KIND), b"of the server")
-        eve.publish(topics.down("cam", "task"), b"of the server")
-        eve.publish(topics.up("eve", "presence"), b"of eve")
-        server.publish(topics.down("cam", "task"), b"for cam")
-        got: dict[str, set[bytes]] = {}
+        eve.publish(topics.downlink("cam", "task"), b"of the server")
+        eve.publish(topics.uplink("eve", "presence"), b"of eve")
+        server.publish(topics.downlink("cam", "task"), b"for cam")
+        payloads: dict[str, set[bytes]] = {}
         for name, transport in zip(PASSWORDS, (server, cam, eve), strict=True):
             events = iter(lambda transport=transport: transport.poll(0.5), None)  # type: ignore[misc]
-            got[name] = {event.payload for event in events if hasattr(event, "payload")}
+            payloads[name] = {event.payload for event in events if hasattr(event, "payload")}
     finally:
         for transport in (server, cam, eve):
             transport.close()
-    assert got == {"subfleet-server": {b"of eve", b"for cam"}, "cam": {b"for cam"}, "eve": {b"of eve"}}
+    assert payloads == {"subfleet-server": {b"of eve", b"for cam"}, "cam": {b"for cam"}, "eve": {b"of eve"}}

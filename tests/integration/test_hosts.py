@@ -1,4 +1,4 @@
-"""One small run file on every host: the same folder of results, and nothing in it that nobody has measured."""
+"""A small run file on every host: the folders of results are the same, and have no unmeasured figures."""
 
 import csv
 import json
@@ -71,15 +71,15 @@ profile = "laptop"
 log = "laptop"
 """
 WORKING = {"data", "devices", "logs", "output", "profiles", "server"}
-"""Folders that a host works in: what it needs to go on after it was stopped, which a batch never does."""
+"""Working folders of a host, with which it can resume a run; a batch never does."""
 EMULATED: tuple[HostKind, ...] = ("processes", "batch")
 TIMED = ("costs.rounds.", "costs.clients.")
-"""Seconds, where somebody has measured them."""
+"""Seconds, which not every host measures."""
 MEASURED = ("seconds", "took_s", "measured_peak_bytes")
 
 
 class _Rounds(Unobserved):
-    """Remembers what observers are told."""
+    """Records the rounds that observers receive."""
 
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
@@ -89,38 +89,38 @@ class _Rounds(Unobserved):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hosts")
 
 
 @pytest.fixture(scope="module")
-def described(place: Path) -> Run:
-    path = place / "small.toml"
+def described(base_folder: Path) -> Run:
+    path = base_folder / "small.toml"
     path.write_text(FILE, encoding="utf-8")
     return read_run(str(path), ())
 
 
 @pytest.fixture(scope="module")
-def told(place: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _Rounds]:
-    """What each host of emulated fleets told of the run, which then lies in a folder of the host's name."""
-    found: dict[HostKind, _Rounds] = {}
+def reports(base_folder: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _Rounds]:
+    """The rounds of each host of emulated fleets; the run is in a folder with the name of the host."""
+    rounds: dict[HostKind, _Rounds] = {}
     for kind in EMULATED:
-        folder, found[kind] = create_folder(place / kind), _Rounds()
+        folder, rounds[kind] = create_folder(base_folder / kind), _Rounds()
         write_description(folder, described)
         with open_host(kind, cache) as host:
-            host(described, folder, found[kind], threading.Event())
-    return found
+            host(described, folder, rounds[kind], threading.Event())
+    return rounds
 
 
 @pytest.fixture(scope="module")
-def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache: CacheFolder) -> Path:
-    """The folder of `subfleet serve`, with clients that have the data of those that were processes."""
+def served(base_folder: Path, described: Run, reports: Mapping[HostKind, _Rounds], cache: CacheFolder) -> Path:
+    """The folder of `subfleet serve`; its clients have the data of the client processes."""
 
     from subfleet.cli.serving import serve_fleet
     from subfleet.reporting.api import HttpAddress
 
-    assert "processes" in told
-    emulated = place / "processes"
+    assert "processes" in reports
+    emulated = base_folder / "processes"
     with EmbeddedBroker() as broker:
         address = parse_url(broker.url)
         commands = tuple(
@@ -132,15 +132,15 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache:
                 held_out=emulated / "data" / f"{device.id}.held-out.npz",
                 profile=device.profile,
                 log=emulated / "logs" / f"{device.id}.csv",
-                state=place / "joined" / device.id,
+                state=base_folder / "joined" / device.id,
                 runtime=device.runtime,
             )
             for device in described.fleet.expand_devices()
         )
-        with ClientProcesses(commands, output_folder=place / "joined" / "output") as fleet:
+        with ClientProcesses(commands, output_folder=base_folder / "joined" / "output") as fleet:
             folder = serve_fleet(
                 described,
-                place / "served",
+                base_folder / "served",
                 Unobserved(),
                 threading.Event(),
                 http=HttpAddress(host="127.0.0.1", port=0),
@@ -152,25 +152,29 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache:
     return folder
 
 
-def _tree(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {str(path) for path in files if path.parts[0] not in WORKING}
 
 
-def _summary(folder: Path) -> Any:
+def _read_summary(folder: Path) -> Any:
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def test_every_host_leaves_the_same_folder(place: Path, told: Mapping[HostKind, _Rounds], served: Path) -> None:
-    trees = {folder.name: _tree(folder) for folder in (*(place / kind for kind in told), served)}
+def test_every_host_leaves_the_same_folder(
+    base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
+) -> None:
+    trees = {folder.name: _list_files(folder) for folder in (*(base_folder / kind for kind in reports), served)}
     assert trees["processes"] == trees["batch"] == trees["small"]
     assert {"model.safetensors", "models/ada/model.onnx", "models/bob/model.onnx"} < trees["batch"]
 
 
-def test_every_host_tells_the_same_in_its_summary(place: Path, told: Mapping[HostKind, _Rounds], served: Path) -> None:
-    """The same names all the way down, and the same choices: who trained what in which round, and what came of it."""
-    summaries = [_summary(folder) for folder in (*(place / kind for kind in told), served)]
-    names = [{name for name in _names(summary) if not name.startswith(TIMED)} for summary in summaries]
+def test_every_host_tells_the_same_in_its_summary(
+    base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
+) -> None:
+    """The summaries have the same fields at every level, the same assignments in each round and the same model."""
+    summaries = [_read_summary(folder) for folder in (*(base_folder / kind for kind in reports), served)]
+    names = [{name for name in _list_names(summary) if not name.startswith(TIMED)} for summary in summaries]
     assert names[0] == names[1] == names[2]
     chosen = [
         [
@@ -183,62 +187,64 @@ def test_every_host_tells_the_same_in_its_summary(place: Path, told: Mapping[Hos
     assert chosen[0] == chosen[1] == chosen[2]
     assert len({summary["accuracy"] for summary in summaries}) == 1
     assert len({json.dumps(summary["figures"]["tiers"]) for summary in summaries}) == 1
-    folders = (*(place / kind for kind in told), served)
+    folders = (*(base_folder / kind for kind in reports), served)
     assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
 
 
-def _names(value: Any, above: str = "") -> set[str]:
-    """The names of all fields of a summary, with those above them; whatever stands in lists counts together."""
+def _list_names(value: Any, prefix: str = "") -> set[str]:
+    """The dotted names of all fields of a summary; the items of a list have one name."""
     if isinstance(value, dict):
-        return {f"{above}{name}" for name in value}.union(
-            *(_names(one, f"{above}{name}.") for name, one in value.items())
+        return {f"{prefix}{name}" for name in value}.union(
+            *(_list_names(part, f"{prefix}{name}.") for name, part in value.items())
         )
-    return set[str]().union(*(_names(one, f"{above}[].") for one in value)) if isinstance(value, list) else set()
+    return (
+        set[str]().union(*(_list_names(part, f"{prefix}[].") for part in value)) if isinstance(value, list) else set()
+    )
 
 
 def test_every_host_tells_the_same_of_devices_models(
-    place: Path, told: Mapping[HostKind, _Rounds], served: Path
+    base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
 ) -> None:
-    for folder in (*(place / kind for kind in told), served):
-        models = _summary(folder)["models"]
-        assert [(one["client_id"], one["target"], one["status"]) for one in models] == [
+    for folder in (*(base_folder / kind for kind in reports), served):
+        models = _read_summary(folder)["models"]
+        assert [(model["client_id"], model["target"], model["status"]) for model in models] == [
             (name, "onnx", "deployed") for name in ("ada", "bob")
         ]
-        for one in models:
-            assert (folder / one["file"]).stat().st_size == one["bytes"]
+        for model in models:
+            assert (folder / model["file"]).stat().st_size == model["bytes"]
 
 
-def test_equal_models_are_one_file_with_several_names(place: Path, told: Mapping[HostKind, _Rounds]) -> None:
-    for kind in told:
-        one, other = ((place / kind / "models" / name / "model.onnx") for name in ("ada", "bob"))
-        assert one.samefile(other)
+def test_equal_models_are_one_file_with_several_names(base_folder: Path, reports: Mapping[HostKind, _Rounds]) -> None:
+    for kind in reports:
+        first, second = ((base_folder / kind / "models" / name / "model.onnx") for name in ("ada", "bob"))
+        assert first.samefile(second)
 
 
 def test_the_accuracy_is_that_of_the_models_that_devices_are_given(
-    place: Path, told: Mapping[HostKind, _Rounds]
+    base_folder: Path, reports: Mapping[HostKind, _Rounds]
 ) -> None:
-    """Each is tried by a runtime, and the network that nobody trained is not what is told."""
-    found = {kind: _summary(place / kind) for kind in told}
-    for summary in found.values():
+    """A runtime evaluates each of them; the accuracy is not that of the whole network, which no device trained."""
+    summaries = {kind: _read_summary(base_folder / kind) for kind in reports}
+    for summary in summaries.values():
         assert summary["model"]["description"] == "submodel w1/2 d1, the largest that devices have trained"
-        assert [one["accuracy"] for one in summary["models"]] == pytest.approx([summary["accuracy"]] * 2, abs=0.011)
-    assert found["processes"]["accuracy"] == found["batch"]["accuracy"], "the same bits on both hosts"
+        assert [model["accuracy"] for model in summary["models"]] == pytest.approx([summary["accuracy"]] * 2, abs=0.011)
+    assert summaries["processes"]["accuracy"] == summaries["batch"]["accuracy"], "the same bits on both hosts"
 
 
-def test_what_was_not_measured_is_empty(place: Path, told: Mapping[HostKind, _Rounds]) -> None:
+def test_what_was_not_measured_is_empty(base_folder: Path, reports: Mapping[HostKind, _Rounds]) -> None:
     measured: Mapping[HostKind, bool] = {"processes": True, "batch": False}
     for kind, is_measured in measured.items():
-        folder = place / kind
+        folder = base_folder / kind
         with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         assert {bool(row[name]) for row in rows for name in MEASURED} == {is_measured}
-        summary = _summary(folder)
-        plain = [row for record in summary["rounds"] for row in record["clients"]]
-        assert {row[name] is not None for row in plain for name in MEASURED} == {is_measured}
+        summary = _read_summary(folder)
+        json_rows = [row for record in summary["rounds"] for row in record["clients"]]
+        assert {row[name] is not None for row in json_rows for name in MEASURED} == {is_measured}
         assert (summary["rounds"][0]["seconds"] is not None) is is_measured
         assert (summary["costs"]["rounds"] is not None) is is_measured
         assert ("Planned against measured" in (folder / "report.html").read_text(encoding="utf-8")) is is_measured
-        (record,) = told[kind].records
+        (record,) = reports[kind].records
         assert {"seconds", "measured_peak_bytes"} & round_figures(record).keys() == (
             {"seconds", "measured_peak_bytes"} if is_measured else set()
         )

@@ -1,4 +1,4 @@
-"""A round with learning rate 0, through real processes, programs and a broker, changes no element of the model."""
+"""A round with learning rate 0, with real processes, programs and a broker, changes no element of the model."""
 
 import dataclasses
 import threading
@@ -29,13 +29,13 @@ MODELS = {
 
 
 class Rounds:
-    """Keeps what a run reports."""
+    """Records the rounds of a run."""
 
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
 
     def say(self, text: str) -> None:
-        """Not of interest here."""
+        """Ignored."""
 
     def round_finished(self, record: RoundRecord) -> None:
         self.records.append(record)
@@ -53,7 +53,9 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: Expo
     experiment = dataclasses.replace(
         full,
         min_clients=2,
-        fleet=FleetSettings(devices=tuple(one for one in full.fleet.devices if one.id in ("pi-zero-2w", "phone"))),
+        fleet=FleetSettings(
+            devices=tuple(device for device in full.fleet.devices if device.id in ("pi-zero-2w", "phone"))
+        ),
         model=MODELS[family],
         training=dataclasses.replace(full.training, learning_rate=0.0, epochs=1),
         rounds=1,

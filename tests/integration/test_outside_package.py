@@ -1,6 +1,6 @@
-"""What a package that is not ours registers is as good as ours; a broken package is in nobody's way.
+"""Extensions of another package work like built-in ones; a broken package affects nothing else.
 
-The package is that of the recipes in `docs/how-to/`, laid out as an installed one, for processes of their own.
+The package has the code of the recipes in `docs/how-to/`, installed for child processes.
 """
 
 import json
@@ -104,7 +104,7 @@ assert "subfleet.tasks.published" not in sys.modules, "readers of ours were load
 """
 
 
-def _python_of(page: str) -> list[str]:
+def _read_code(page: str) -> list[str]:
     text = (ROOT / "docs/how-to" / page).read_text(encoding="utf-8")
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
@@ -119,15 +119,15 @@ def _install(folder: Path, name: str, entry_points: str) -> None:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outside")
-    (lottery,), (settings, network) = _python_of("add-a-method.md"), _python_of("add-a-model-family.md")
+    (lottery,), (settings, network) = _read_code("add-a-method.md"), _read_code("add-a-model-family.md")
     for name, source in (("lottery", lottery), ("tower", settings), ("tower_network", network)):
         (folder / f"{name}.py").write_text(source)
     (folder / "waves.py").write_text(WAVES)
-    named = (
+    entry_points = (
         "[subfleet.methods]\nlottery = lottery:Lottery\n\n[subfleet.families]\ntower = tower:Tower\n\n"
         "[subfleet.datasets]\nwaves = waves:waves\n"
     )
-    _install(folder, "lottery-and-tower", named)
+    _install(folder, "lottery-and-tower", entry_points)
     return folder
 
 
@@ -141,14 +141,14 @@ def broken_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run(*arguments: str, packages: tuple[Path, ...], **variables: str) -> str:
     paths = [*map(str, packages), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, *paths]))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def _file(folder: Path, *changes: tuple[str, str]) -> str:
+def _write_run_file(folder: Path, *changes: tuple[str, str]) -> str:
     text = FILE
     for old, new in changes:
         assert old in text
@@ -160,13 +160,13 @@ def _file(folder: Path, *changes: tuple[str, str]) -> str:
 
 @pytest.mark.slow
 def test_a_runs_file_names_them_as_it_names_ours_and_loads_no_torch(package: Path, tmp_path: Path) -> None:
-    said = _run("-c", READING, _file(tmp_path), packages=(package,))
-    assert said == "Lottery(least=1) Tower(input_shape=(64,), class_count=10, floors=2, width=8)\n"
+    output = _run("-c", READING, _write_run_file(tmp_path), packages=(package,))
+    assert output == "Lottery(least=1) Tower(input_shape=(64,), class_count=10, floors=2, width=8)\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('type = "lottery"', 'type = "lotery"', "did you mean 'lottery'?"),
         ('family = "tower"', 'family = "towr"', "did you mean 'tower'?"),
@@ -176,8 +176,8 @@ def test_a_runs_file_names_them_as_it_names_ours_and_loads_no_torch(package: Pat
         ("floors = 2", "floors = 0", "model.floors is 0, but must be 1 or more"),
     ],
 )
-def test_errors_are_as_clear_as_for_ours(package: Path, tmp_path: Path, old: str, new: str, said: str) -> None:
-    assert said in _run("-c", READING, _file(tmp_path, (old, new)), packages=(package,))
+def test_errors_are_as_clear_as_for_ours(package: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert message in _run("-c", READING, _write_run_file(tmp_path, (old, new)), packages=(package,))
 
 
 @pytest.mark.slow
@@ -190,9 +190,9 @@ def test_methods_of_others_are_listed_with_ours(package: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package: Path, tmp_path: Path) -> None:
-    command = ("-m", "subfleet.cli.main", "run", _file(tmp_path), "--runs", str(tmp_path / "runs"), "--json")
-    said = json.loads(_run(*command, packages=(package,), SUBFLEET_CACHE=str(tmp_path / "programs")))
-    assert [row["status"] for record in said["rounds"] for row in record["clients"]] == ["aggregated"] * 2
+    command = ("-m", "subfleet.cli.main", "run", _write_run_file(tmp_path), "--runs", str(tmp_path / "runs"), "--json")
+    summary = json.loads(_run(*command, packages=(package,), SUBFLEET_CACHE=str(tmp_path / "programs")))
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"] * 2
     assert list((tmp_path / "programs").glob("*.program"))
 
 
@@ -200,7 +200,7 @@ def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package:
 def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path, tmp_path: Path) -> None:
     packages = (broken_package, package)
     assert "Usage" in _run("-m", "subfleet.cli.main", "--help", packages=packages)
-    assert "Lottery(least=1)" in _run("-c", READING, _file(tmp_path), packages=packages)
+    assert "Lottery(least=1)" in _run("-c", READING, _write_run_file(tmp_path), packages=packages)
     listed = json.loads(_run("-m", "subfleet.cli.main", "methods", "--json", packages=packages))
     assert listed["lottery"]["status"] == "exact"
     assert listed["absent"].keys() == listed["lottery"].keys()
@@ -214,7 +214,7 @@ def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('type = "lottery"\nleast = 1', 'type = "absent"', "ModuleNotFoundError: No module named"),
         ('type = "lottery"\nleast = 1', 'type = "fedavg"', "uninstall all but one"),
@@ -226,12 +226,12 @@ def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path,
     ],
 )
 def test_what_is_broken_is_told_by_one_sentence_where_it_is_named(
-    package: Path, broken_package: Path, tmp_path: Path, old: str, new: str, said: str
+    package: Path, broken_package: Path, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    told = _run("-c", READING, _file(tmp_path, (old, new)), packages=(broken_package, package))
-    assert told.startswith("ConfigError")
-    assert said in told
-    assert len(told.splitlines()) == 1
+    output = _run("-c", READING, _write_run_file(tmp_path, (old, new)), packages=(broken_package, package))
+    assert output.startswith("ConfigError")
+    assert message in output
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
         ("lost", "ModuleNotFoundError: No module named"),
         ("ripples", "its name is 'waves', but must be 'ripples'"),
@@ -257,17 +257,17 @@ def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) 
     ],
 )
 def test_a_broken_data_set_is_told_in_one_sentence_where_it_is_named(
-    package: Path, broken_package: Path, name: str, why: str
+    package: Path, broken_package: Path, name: str, reason: str
 ) -> None:
     packages = (package, broken_package)
-    told = _run("-c", SAMPLES, f"{name}:test", packages=packages)
-    assert told.startswith(f"DataError data source '{name}:test': data set '{name}'")
-    assert why in told
-    assert len(told.splitlines()) == 1
+    output = _run("-c", SAMPLES, f"{name}:test", packages=packages)
+    assert output.startswith(f"DataError data source '{name}:test': data set '{name}'")
+    assert reason in output
+    assert len(output.splitlines()) == 1
     listed = json.loads(_run("-m", "subfleet.cli.main", "data", "list", "--json", packages=packages))
     assert listed[name].keys() == listed["waves"].keys()
     assert listed[name]["files"] == "broken"
-    assert why in listed[name]["summary"]
+    assert reason in listed[name]["summary"]
     assert listed["waves"]["files"] == "installed"
 
 

@@ -1,4 +1,4 @@
-"""The main job as a user runs it: real processes, a real broker, real data, on the embedded broker and on Mosquitto."""
+"""The quickstart as users run it: processes, data, and the embedded broker or Mosquitto."""
 
 import csv
 import fcntl
@@ -61,22 +61,22 @@ def open_broker() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, cache: CacheFolder) -> tuple[Path, str]:
-    """The folder of one whole run, on Mosquitto if it is installed, and what it printed.
+    """The folder and the output of a whole run, on Mosquitto if it is installed.
 
-    Workers of pytest-xdist, among which the tests of this module are spread, share the run.
+    The workers of pytest-xdist share the run.
     """
     base = tmp_path_factory.getbasetemp()
     runs = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole-run"
     runs.mkdir(exist_ok=True)
-    printed = runs / "printed.txt"
+    output_file = runs / "printed.txt"
     with (runs / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not printed.exists():
+        if not output_file.exists():
             with open_broker() as options:
-                done = quickstart(runs, cache, *options)
-            assert done.returncode == 0, done.stderr
-            printed.write_text("\n".join([*options, done.stdout]), encoding="utf-8")
-    return runs / "quickstart", printed.read_text(encoding="utf-8")
+                process = quickstart(runs, cache, *options)
+            assert process.returncode == 0, process.stderr
+            output_file.write_text("\n".join([*options, process.stdout]), encoding="utf-8")
+    return runs / "quickstart", output_file.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -102,30 +102,30 @@ def test_each_device_has_its_own_model(finished: tuple[Path, str], summary: dict
     for model in summary["models"]:
         assert model["accuracy"] >= 0.80, model
         assert model["max_abs_diff"] <= 1e-4
-        kept = finished[0] / model["file"]
-        assert kept.stat().st_size == model["bytes"]
+        path = finished[0] / model["file"]
+        assert path.stat().st_size == model["bytes"]
 
 
 def test_how_good_the_model_is_for_each_device_stands_in_the_summary(
     finished: tuple[Path, str], summary: dict[str, Any]
 ) -> None:
-    """Client processes evaluated their own submodels on held-out samples, over a broker."""
+    """Client processes evaluated their submodels on held-out samples, over a broker."""
     folder, printed = finished
-    found = summary["evaluation"]
-    values = {row["client_id"]: row["accuracy"] for row in found["clients"]}
-    assert {row["status"] for row in found["clients"]} == {"evaluated"}
-    assert (found["round"], found["accuracy"]["clients"], len(values)) == (5, 5, 5)
-    assert found["accuracy"]["mean"] == pytest.approx(sum(values.values()) / 5)
-    assert found["accuracy"]["worst"] == min(values.values()) == values[found["accuracy"]["worst_client"]]
+    evaluation = summary["evaluation"]
+    values = {row["client_id"]: row["accuracy"] for row in evaluation["clients"]}
+    assert {row["status"] for row in evaluation["clients"]} == {"evaluated"}
+    assert (evaluation["round"], evaluation["accuracy"]["clients"], len(values)) == (5, 5, 5)
+    assert evaluation["accuracy"]["mean"] == pytest.approx(sum(values.values()) / 5)
+    assert evaluation["accuracy"]["worst"] == min(values.values()) == values[evaluation["accuracy"]["worst_client"]]
     lower, _, upper = statistics.quantiles(values.values(), n=4, method="inclusive")
-    assert found["accuracy"]["interquartile_range"] == pytest.approx(upper - lower)
-    assert found["accuracy"]["worst_tier_mean"] == min(found["accuracy"]["tiers"].values())
-    assert len(found["accuracy"]["tiers"]) == 5
+    assert evaluation["accuracy"]["interquartile_range"] == pytest.approx(upper - lower)
+    assert evaluation["accuracy"]["worst_tier_mean"] == min(evaluation["accuracy"]["tiers"].values())
+    assert len(evaluation["accuracy"]["tiers"]) == 5
     assert "the mean accuracy on held-out samples of their own is" in printed
     assert "Evaluation by devices" in (folder / "report.html").read_text(encoding="utf-8")
     with (folder / "evaluations.csv").open(encoding="utf-8", newline="") as file:
-        told = {row["client_id"]: float(row["accuracy"]) for row in csv.DictReader(file)}
-    assert told == values
+        csv_values = {row["client_id"]: float(row["accuracy"]) for row in csv.DictReader(file)}
+    assert csv_values == values
 
 
 def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, Any]) -> None:
@@ -140,11 +140,11 @@ def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, A
     assert len(rows) == 25
     assert {"memory", "link"} <= {row["limit"] for row in rows}
     with (folder / "rounds.csv").open(encoding="utf-8", newline="") as file:
-        told = list(csv.DictReader(file))
-    assert [row["round"] for row in told] == ["1", "2", "3", "4", "5"]
-    assert any("1 memory" in row["limits"] for row in told)
+        round_rows = list(csv.DictReader(file))
+    assert [row["round"] for row in round_rows] == ["1", "2", "3", "4", "5"]
+    assert any("1 memory" in row["limits"] for row in round_rows)
     assert "subfleet-edge join" in printed, "the next step is printed"
-    assert printed.count("budget MB=") == 25, "one line per device and round where the output is no terminal"
+    assert printed.count("budget MB=") == 25, "one line per device and round if the output is not a terminal"
     assert printed.count("limit=memory ") >= 1
     assert printed.count("limit=link ") >= 1
     assert "<td>memory</td>" in (folder / "report.html").read_text(encoding="utf-8")
@@ -153,43 +153,43 @@ def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, A
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_other_seeds_tell_the_same_story_with_nothing_in_the_cache(seed: int, tmp_path: Path) -> None:
-    done = quickstart(tmp_path, CacheFolder(path=tmp_path / "cache"), "--set", f"seed={seed}")
-    assert done.returncode == 0, done.stderr
+    process = quickstart(tmp_path, CacheFolder(path=tmp_path / "cache"), "--set", f"seed={seed}")
+    assert process.returncode == 0, process.stderr
     check_story(json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8")))
 
 
 def kill_descendant(process_id: int, word: str) -> int:
-    """Kill the one process below this one that has the word on its command line."""
-    (found,) = [process for process in psutil.Process(process_id).children(recursive=True) if word in process.cmdline()]
-    found.kill()
-    return int(found.pid)
+    """Kill the only descendant process with the word on its command line."""
+    (match,) = [process for process in psutil.Process(process_id).children(recursive=True) if word in process.cmdline()]
+    match.kill()
+    return int(match.pid)
 
 
 @pytest.fixture(scope="module")
 def killed(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on the embedded broker that was killed wherever it could be, and taken up.
+    """The folder of a run on the embedded broker with a killed client, broker and server, which is then resumed.
 
-    Nothing is deployed, which takes as long as the rounds.
+    Without deployment, which takes as long as the rounds.
     """
     runs = tmp_path_factory.mktemp("killed")
     command, environment = command_and_environment(runs, cache)
     command += ["--set", "deploy_targets=[]"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None
-        killed = []
+        process_ids = []
         for line in run.stdout:
             if line.startswith("round 2:"):
-                killed.append(kill_descendant(run.pid, "pi-4"))
+                process_ids.append(kill_descendant(run.pid, "pi-4"))
             if line.startswith("round 3:"):
-                killed.append(kill_descendant(run.pid, "subfleet.link.broker"))
+                process_ids.append(kill_descendant(run.pid, "subfleet.link.broker"))
             if line.startswith("round 4:"):
                 run.kill()
                 break
-    assert len(killed) == 2
+    assert len(process_ids) == 2
     assert not (runs / "quickstart" / "summary.json").exists()
-    done = quickstart(runs, cache, "--name", "quickstart", "--set", "deploy_targets=[]")
-    assert done.returncode == 0, done.stderr
-    assert "round 3:" not in done.stdout, "what was aggregated before is not done again"
+    process = quickstart(runs, cache, "--name", "quickstart", "--set", "deploy_targets=[]")
+    assert process.returncode == 0, process.stderr
+    assert "round 3:" not in process.stdout, "an aggregated round is not repeated"
     return runs / "quickstart"
 
 
@@ -197,10 +197,10 @@ def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
     finished: tuple[Path, str], killed: Path
 ) -> None:
     assert (killed / "model.safetensors").read_bytes() == (finished[0] / "model.safetensors").read_bytes()
-    assert _choices(killed) == _choices(finished[0])
+    assert _read_choices(killed) == _read_choices(finished[0])
 
 
-def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
+def _read_choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     names = ("client_id", "architecture_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
@@ -208,7 +208,7 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
 
 @pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed; run: apt-get install mosquitto")
 def test_the_whole_run_is_on_mosquitto_whose_bits_are_those_of_the_embedded_broker(finished: tuple[Path, str]) -> None:
-    """The bits are compared above, with those of a run on the embedded broker."""
+    """The test above compares the bits with those of a run on the embedded broker."""
     option, url, *_ = finished[1].splitlines()
     assert option == "--broker"
     assert f"Broker at {url.removeprefix('mqtt://')};" in finished[1]

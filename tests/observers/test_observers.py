@@ -1,4 +1,4 @@
-"""Every observer of ours against its real package, without a network; and what becomes of those that fail."""
+"""The included observers with their real packages, without a network; and observers that fail."""
 
 import sys
 import time
@@ -23,13 +23,13 @@ from subfleet.testing import ObserverContract
 ROUNDS = 3
 
 
-class Heard:
+class RecordingObserver:
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.rounds: list[int] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def round_finished(self, record: RoundRecord) -> None:
         self.rounds.append(record.round)
@@ -37,7 +37,7 @@ class Heard:
 
 def row(name: str, status: str = "aggregated", **changes: Any) -> ClientRow:
     figures: dict[str, Any] = dict.fromkeys(ClientRow.__dataclass_fields__, 0)
-    words = {
+    texts = {
         "client_id": name,
         "device": "d",
         "runtime": "onnx",
@@ -45,15 +45,20 @@ def row(name: str, status: str = "aggregated", **changes: Any) -> ClientRow:
         "architecture_id": "1",
         "status": status,
     }
-    later = dict.fromkeys(("requested", "refusals", "lowered", "outlier", "limit"), "")
-    return ClientRow(**{**figures, **later, **words, **changes})
+    empty_texts = dict.fromkeys(("requested", "refusals", "lowered", "outlier", "limit"), "")
+    return ClientRow(**{**figures, **empty_texts, **texts, **changes})
 
 
 def record(number: int) -> RoundRecord:
     aggregated = row("a", planned_peak_bytes=10, budget_bytes=20, measured_peak_bytes=8, bytes_down=100, bytes_up=50)
-    left = row("b", "skipped: away", bytes_down=7)
+    skipped = row("b", "skipped: away", bytes_down=7)
     return RoundRecord(
-        round=number, accuracy=number / 10, loss=1.0 / number, seconds=2.0, log_time_s=None, clients=(aggregated, left)
+        round=number,
+        accuracy=number / 10,
+        loss=1.0 / number,
+        seconds=2.0,
+        log_time_s=None,
+        clients=(aggregated, skipped),
     )
 
 
@@ -61,9 +66,9 @@ def run_with(*names: str) -> Run:
     return read_run("quickstart", ("name=watched-s3", f"observers={list(names)}"))
 
 
-def play(run: Run, folder: Path) -> Heard:
+def play(run: Run, folder: Path) -> RecordingObserver:
     folder.mkdir(parents=True, exist_ok=True)
-    heard = Heard()
+    heard = RecordingObserver()
     with observe_run(run, folder, heard) as observer:
         observer.say("it begins")
         for number in range(1, ROUNDS + 1):
@@ -90,10 +95,10 @@ def test_parameters_are_what_takes_part_by_dotted_key() -> None:
 def test_tensorboard_has_every_round(tmp_path: Path) -> None:
     accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     play(run_with("tensorboard"), tmp_path)
-    found = accumulating.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert set(found.Tags()["scalars"]) == set(round_figures(record(1)))
-    told = [(event.step, event.value) for event in found.Scalars("accuracy")]
-    assert told == [(number, pytest.approx(number / 10)) for number in range(1, ROUNDS + 1)]
+    events = accumulating.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == set(round_figures(record(1)))
+    values = [(event.step, event.value) for event in events.Scalars("accuracy")]
+    assert values == [(number, pytest.approx(number / 10)) for number in range(1, ROUNDS + 1)]
 
 
 @pytest.mark.slow
@@ -106,10 +111,10 @@ def test_mlflow_has_an_experiment_with_a_run(tmp_path: Path, monkeypatch: pytest
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("watched")
     runs = client.search_runs([experiment.experiment_id])
-    assert [one.info.status for one in runs] == ["FINISHED"] * 2
+    assert [tracked.info.status for tracked in runs] == ["FINISHED"] * 2
     assert runs[0].data.params["method.type"] == "heterofl"
     history = client.get_metric_history(runs[0].info.run_id, "accuracy")
-    assert sorted((one.step, one.value) for one in history) == [(number, number / 10) for number in (1, 2, 3)]
+    assert sorted((metric.step, metric.value) for metric in history) == [(number, number / 10) for number in (1, 2, 3)]
 
 
 @pytest.mark.slow
@@ -123,7 +128,7 @@ def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     content, until_s = (
         b"",
         time.monotonic() + 20,
-    )  # wandb's own process writes, and may still be at it on a busy machine
+    )  # wandb writes in a process of its own, which may take a while on a busy machine
     while b"heterofl" not in content or content.count(b"participation") < ROUNDS:
         assert time.monotonic() < until_s, f"{len(content)} bytes, without settings or rounds"
         time.sleep(0.05)
@@ -160,22 +165,22 @@ def failing(run: Run, folder: Path) -> Iterator[RunObserver]:
     yield Failing()
 
 
-HEARD = Heard()
+RECORDING = RecordingObserver()
 
 
 @contextmanager
 def hearing(run: Run, folder: Path) -> Iterator[RunObserver]:
-    yield HEARD
+    yield RECORDING
 
 
 def test_one_that_fails_ends_neither_the_run_nor_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here: Mapping[str, str] = {"failing": f"{__name__}:failing", "hearing": f"{__name__}:hearing"}
-    entries = [EntryPoint(name, value, "subfleet.observers") for name, value in here.items()]
+    local: Mapping[str, str] = {"failing": f"{__name__}:failing", "hearing": f"{__name__}:hearing"}
+    entries = [EntryPoint(name, value, "subfleet.observers") for name, value in local.items()]
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules["observers.test_observers"])
     monkeypatch.setattr(observers, "OBSERVERS", Registry("subfleet.observers", "observer", find=lambda group: entries))
     heard = play(run_with("failing", "hearing"), tmp_path)
-    assert heard.rounds == HEARD.rounds == [1, 2, 3]
-    assert HEARD.said == ["it begins"]
+    assert heard.rounds == RECORDING.rounds == [1, 2, 3]
+    assert RECORDING.messages == ["it begins"]
 
 
 ENDED: list[str] = []
@@ -184,7 +189,7 @@ ENDED: list[str] = []
 @contextmanager
 def ending_badly(run: Run, folder: Path) -> Iterator[RunObserver]:
     try:
-        yield Heard()
+        yield RecordingObserver()
     except RuntimeError:
         ENDED.append("hidden")
     ENDED.append("ended")
@@ -200,7 +205,10 @@ def test_what_one_raises_or_hides_at_its_end_is_logged_and_ends_nothing(
     monkeypatch.setattr(observers, "OBSERVERS", Registry("subfleet.observers", "observer", find=lambda group: entries))
     ENDED.clear()
     if failing:
-        with pytest.raises(RuntimeError, match="the run fails"), observe_run(run_with("ending"), tmp_path, Heard()):
+        with (
+            pytest.raises(RuntimeError, match="the run fails"),
+            observe_run(run_with("ending"), tmp_path, RecordingObserver()),
+        ):
             raise RuntimeError("the run fails")
     else:
         assert play(run_with("ending"), tmp_path).rounds == [1, 2, 3]
@@ -228,12 +236,12 @@ class TestWandb(ObserverContract):
 
 @contextmanager
 def breaking(run: Run, folder: Path) -> Iterator[RunObserver]:
-    """Works once in a folder, takes only numbers, and hides what fails."""
+    """Works once in a folder, accepts only numbers, and hides errors."""
     (folder / "made").mkdir()
 
     class Breaking:
         def say(self, text: str) -> None:
-            """Nothing."""
+            """Ignored."""
 
         def round_finished(self, record: RoundRecord) -> None:
             int(record.loss)

@@ -1,4 +1,4 @@
-"""Reports in every way that we know, leaves the file that its argument names, and talks to itself, which is none."""
+"""Sends reports in every known way, writes the file in its argument, and uses loopback, which is no report."""
 
 import atexit
 import contextlib
@@ -44,8 +44,8 @@ def main(file: Path) -> None:
     threading.Thread(target=look_up_later, daemon=True).start()
     atexit.register(look_up, "at-the-end.example")
     file.write_text("who I am", encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_connection(here.getsockname()) as there:
-        there.sendall(b"nobody else hears it")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.sendall(b"nobody else hears it")
     look_up("localhost")
 
 

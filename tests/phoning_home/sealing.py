@@ -1,4 +1,4 @@
-"""Commands in a network that leads nowhere, with a home of their own: what they sent, and what they left behind."""
+"""Runs commands in an isolated network with an empty home; records their traffic and their files."""
 
 import os
 import subprocess
@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["Outcome", "cannot_seal", "sealed"]
+__all__ = ["Outcome", "find_obstacle", "run_sealed"]
 
 _NOWHERE = Path(__file__).with_name("nowhere.py")
 _LINGERING = Path(__file__).parent / "lingering"
-"""Keeps each Python of a command alive for a moment after its end: threads that wait to report get to it."""
+"""Delays the end of each Python process of a command, so that threads that wait to report can do so."""
 _TIMEOUT_S = 200.0
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 
@@ -25,41 +25,41 @@ class Outcome:
 
     Attributes:
         code: its exit code.
-        output: what it printed, and its errors.
-        heard: what it sent to anywhere but this machine, and the names that it looked up.
-        left: files below its home, temporary ones included.
+        output: standard output and standard error.
+        traffic: what it sent to other machines, and the names that it looked up.
+        files: files in its home, including temporary ones.
     """
 
     code: int
     output: str
-    heard: tuple[str, ...]
-    left: tuple[str, ...]
+    traffic: tuple[str, ...]
+    files: tuple[str, ...]
 
     def complaints(self, documented: Sequence[str] = ()) -> tuple[str, ...]:
-        """What it should not have done: whatever was heard, and files that match none of the patterns."""
-        odd = [path for path in self.left if not any(fnmatch(path, pattern) for pattern in documented)]
-        return (*self.heard, *(f"leaves {path}" for path in odd))
+        """All traffic, and files that match none of the documented patterns."""
+        undocumented = [path for path in self.files if not any(fnmatch(path, pattern) for pattern in documented)]
+        return (*self.traffic, *(f"leaves {path}" for path in undocumented))
 
 
-def sealed(folder: Path, command: Sequence[str], *, linger_s: float = 0.3, **variables: str) -> Outcome:
+def run_sealed(folder: Path, command: Sequence[str], *, linger_s: float = 0.3, **variables: str) -> Outcome:
     """Run a command with an empty home, in a folder that it may share with others.
 
     Args:
-        folder: gets the home and the report; `work` beside them is where the command runs.
+        folder: gets the home and the report; the command runs in the folder `work` beside it.
         command: the program and its arguments.
-        linger_s: how long each Python process stays after it has ended.
-        variables: set beside HOME, PATH and what it takes to linger; nothing else is inherited, neither our own
-            switches nor the variables of continuous integration, by which libraries know that nobody is there.
+        linger_s: delay of the end of each Python process.
+        variables: environment variables besides HOME, PATH and those of the delay. No others are inherited, such as
+            our own switches, or the variables by which libraries recognise continuous integration.
     """
     home, work, report = folder / "home", folder.parent / "work", folder / "heard.txt"
     (home / "tmp").mkdir(parents=True)
     work.mkdir(exist_ok=True)
-    given = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PATH": _PATH, "OMP_NUM_THREADS": "1"}
-    given |= {"PYTHONPATH": str(_LINGERING), "LINGER_S": str(linger_s), **variables}
-    done = subprocess.run(
-        [*_unshare(), *_nowhere(report), *command],
+    environment = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PATH": _PATH, "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(_LINGERING), "LINGER_S": str(linger_s), **variables}
+    process = subprocess.run(
+        [*_unshare(), *_make_command(report), *command],
         cwd=work,
-        env=given,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -67,32 +67,32 @@ def sealed(folder: Path, command: Sequence[str], *, linger_s: float = 0.3, **var
         timeout=_TIMEOUT_S,
         check=False,
     )
-    assert report.exists(), f"the command did not run: {done.stdout}"
-    left = sorted(str(path.relative_to(home)) for path in home.rglob("*") if not path.is_dir())
-    heard = report.read_text(encoding="utf-8").splitlines()
-    return Outcome(code=done.returncode, output=done.stdout, heard=tuple(heard), left=tuple(left))
+    assert report.exists(), f"the command did not run: {process.stdout}"
+    files = sorted(str(path.relative_to(home)) for path in home.rglob("*") if not path.is_dir())
+    traffic = report.read_text(encoding="utf-8").splitlines()
+    return Outcome(code=process.returncode, output=process.stdout, traffic=tuple(traffic), files=tuple(files))
 
 
-def cannot_seal() -> str:
-    """Why this machine cannot run a command so; empty where it can."""
+def find_obstacle() -> str:
+    """Why this machine cannot isolate commands; empty if it can."""
     return "" if _unshare() else "this machine lets us make no network of our own (unshare --net --mount), root or not"
 
 
-def _nowhere(report: Path) -> tuple[str, ...]:
+def _make_command(report: Path) -> tuple[str, ...]:
     return (sys.executable, "-I", str(_NOWHERE), str(report))
 
 
 @cache
 def _unshare() -> tuple[str, ...]:
-    """The command in front of the others: as root, else as the root of a user namespace; empty where neither works."""
-    for more in ((), ("--map-root-user",)):
-        command = ("unshare", "--net", "--mount", *more)
+    """The prefix of isolated commands: as root, else in a user namespace; empty if neither works."""
+    for options in ((), ("--map-root-user",)):
+        command = ("unshare", "--net", "--mount", *options)
         with TemporaryDirectory() as folder:
-            trial = [*command, *_nowhere(Path(folder, "heard.txt")), "true"]
+            trial = [*command, *_make_command(Path(folder, "heard.txt")), "true"]
             try:
-                done = subprocess.run(trial, capture_output=True, check=False)
+                process = subprocess.run(trial, capture_output=True, check=False)
             except FileNotFoundError:
                 return ()
-        if done.returncode == 0:
+        if process.returncode == 0:
             return command
     return ()

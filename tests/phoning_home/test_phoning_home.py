@@ -1,4 +1,4 @@
-"""No command reports to anybody: in a network that leads nowhere, nothing is sent, and the home stays as documented."""
+"""No command sends reports: in an isolated network it sends nothing, and writes only documented files."""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ from socket import gethostname
 
 import pytest
 import typer
-from phoning_home.sealing import Outcome, cannot_seal, sealed
+from phoning_home.sealing import Outcome, find_obstacle, run_sealed
 
 from subfleet.cli.commands import app
 from subfleet.edge_client import options
@@ -25,8 +25,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def sealed_network() -> None:
-    """Skips where no network can be made that leads nowhere."""
-    if reason := cannot_seal():
+    """Skips if no isolated network can be created."""
+    if reason := find_obstacle():
         pytest.skip(reason)
 
 
@@ -51,7 +51,7 @@ PROGRAMS = (".cache/subfleet/programs/*",)
 DEVICE = (".local/state/subfleet/*",)
 TRACKERS = (".cache/wandb/*",)
 RUNTIMES = (".cache/subfleet/runtimes.json",)
-"""What docs/reference/environment.md says that is left in a home."""
+"""Files in a home that docs/reference/environment.md documents."""
 PLANTED = Path(__file__).with_name("planted.py")
 BROKER = "mqtt://127.0.0.1:1883"
 SERVED = f"""
@@ -64,7 +64,7 @@ subfleet serve run.toml --broker {BROKER} --wait --http-port 0 --runs served && 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command line, the files that are documented to be left by it, and its exit code."""
+    """A command line, the documented files that it writes, and its exit code."""
 
     line: str
     documented: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ COMMANDS = {
         Command(line="subfleet runs show tiny"),
         Command(line="subfleet runs networks tiny"),
         Command(line="subfleet runs path tiny --random 1", code=10),  # it has no supernet
-        Command(line="subfleet runs resume tiny", code=10),  # it is over
+        Command(line="subfleet runs resume tiny", code=10),  # it is finished
         Command(line="subfleet runs remove tiny --runs spare --yes"),
         Command(line="subfleet-edge --version"),
         Command(line="subfleet-edge doctor --data digits:train"),
@@ -101,9 +101,9 @@ LOADING = (
     "subfleet-edge doctor --data digits:train",
     "subfleet-edge predict model.onnx --data digits:test",
 )
-"""Commands that `make test` tries: the least, and those that load the exporter, matplotlib and the runtimes."""
+"""Commands in `make test`: a minimal one, and those that load the exporter, matplotlib and the runtimes."""
 
-HEARD = {
+TRAFFIC = {
     "connects to 203.0.113.9 port 443 (TCP)",
     "looks up at-once.example",
     "looks up at-the-end.example",
@@ -119,10 +119,10 @@ HEARD = {
 
 def test_whatever_a_command_sends_or_leaves_is_a_complaint(tmp_path: Path) -> None:
     home = tmp_path / "planted" / "home"
-    outcome = sealed(tmp_path / "planted", [sys.executable, str(PLANTED), str(home / "device-id")], linger_s=1.0)
+    outcome = run_sealed(tmp_path / "planted", [sys.executable, str(PLANTED), str(home / "device-id")], linger_s=1.0)
     assert outcome.code == 0, outcome.output
-    assert set(outcome.complaints()) == {*HEARD, "leaves device-id"}
-    assert set(outcome.complaints(["device-*"])) == HEARD
+    assert set(outcome.complaints()) == {*TRAFFIC, "leaves device-id"}
+    assert set(outcome.complaints(["device-*"])) == TRAFFIC
 
 
 def _onnx_runtime_reports() -> bool:
@@ -131,9 +131,9 @@ def _onnx_runtime_reports() -> bool:
 
 @pytest.mark.skipif(not _onnx_runtime_reports(), reason="ONNX Runtime reports from 1.29 on, and this one is older")
 def test_onnx_runtime_is_caught_where_its_user_lets_it_report(tmp_path: Path) -> None:
-    outcome = sealed(tmp_path / "loud", ["subfleet-edge", "doctor"], ORT_DISABLE_TELEMETRY="0")
+    outcome = run_sealed(tmp_path / "loud", ["subfleet-edge", "doctor"], ORT_DISABLE_TELEMETRY="0")
     assert outcome.code == 0, outcome.output
-    assert any(one.startswith("leaves .cache/Microsoft/") for one in outcome.complaints()), outcome
+    assert any(complaint.startswith("leaves .cache/Microsoft/") for complaint in outcome.complaints()), outcome
 
 
 LIBRARY_USE = """
@@ -144,67 +144,69 @@ print(load_trainer("onnx").describe_runtime(), session_options())
 
 
 def test_trainers_and_the_exporter_are_silent_in_a_program_of_somebody_else(tmp_path: Path) -> None:
-    outcome = sealed(tmp_path / "library", [sys.executable, "-c", LIBRARY_USE])
+    outcome = run_sealed(tmp_path / "library", [sys.executable, "-c", LIBRARY_USE])
     assert outcome.code == 0, outcome.output
     assert outcome.complaints() == ()
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """A run with nothing in its cache, and how it ended; the folder is that of all commands."""
+    """The folder of all commands, and the outcome of a run with an empty cache."""
     folder = tmp_path_factory.mktemp("sealed")
     (folder / "work").mkdir()
     (folder / "work" / "run.toml").write_text(RUN, encoding="utf-8")
-    outcome = sealed(folder / "run", ["subfleet", "run", "run.toml", "--host", "batch"])
+    outcome = run_sealed(folder / "run", ["subfleet", "run", "run.toml", "--host", "batch"])
     shutil.copytree(folder / "work" / "runs", folder / "work" / "spare")
     (deployed,) = (folder / "run" / "home" / ".cache" / "subfleet" / "programs").glob("*.onnx")
     shutil.copy(deployed, folder / "work" / "model.onnx")
     return folder, outcome
 
 
-def outcomes(played: tuple[Path, Outcome], lines: Mapping[str, Sequence[str]]) -> Mapping[str, Outcome]:
-    """Of commands after that run and with what it exported; two at a time, as some of them wait."""
+def run_commands(played: tuple[Path, Outcome], lines: Mapping[str, Sequence[str]]) -> Mapping[str, Outcome]:
+    """Run commands after that run, with its programs; two at a time, as some of them wait."""
     folder, _ = played
     programs = str(folder / "run" / "home" / ".cache" / "subfleet" / "programs")
 
     def outcome(numbered: tuple[int, Sequence[str]]) -> Outcome:
-        return sealed(folder / f"{len(lines)}-{numbered[0]}", numbered[1], SUBFLEET_CACHE=programs)
+        return run_sealed(folder / f"{len(lines)}-{numbered[0]}", numbered[1], SUBFLEET_CACHE=programs)
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(lines, pool.map(outcome, enumerate(lines.values())), strict=True))
 
 
-def check(commands: Iterable[Command], told: Mapping[str, Outcome]) -> None:
+def check(commands: Iterable[Command], by_line: Mapping[str, Outcome]) -> None:
     for command in commands:
-        outcome = told[command.line]
+        outcome = by_line[command.line]
         assert outcome.code == command.code, f"{command.line}: {outcome.output}"
         assert outcome.complaints(command.documented) == (), command.line
 
 
 def test_a_run_a_server_a_device_and_what_looks_at_them_report_to_nobody(played: tuple[Path, Outcome]) -> None:
-    """One test, so that the run is made once: the commands that load most, each with libraries of its own."""
+    """The commands that load most libraries; a single test, so that there is one run for them."""
     _, run = played
     assert run.code == 0, run.output
     assert run.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()
-    told = outcomes(played, {**{line: line.split() for line in LOADING}, "serve and join": ["sh", "-c", SERVED]})
-    check((COMMANDS[line] for line in LOADING), told)
-    served = told["serve and join"]
+    by_line = run_commands(played, {**{line: line.split() for line in LOADING}, "serve and join": ["sh", "-c", SERVED]})
+    check((COMMANDS[line] for line in LOADING), by_line)
+    served = by_line["serve and join"]
     assert served.code == 0, served.output
-    assert any(path.startswith(".local/state/subfleet/") for path in served.left), "the device has joined"
+    assert any(path.startswith(".local/state/subfleet/") for path in served.files), "the device has joined"
     assert served.complaints((*PLOTS, *DEVICE, *RUNTIMES)) == ()
 
 
 @pytest.mark.long
 def test_every_other_command_reports_to_nobody(played: tuple[Path, Outcome]) -> None:
-    others = {line: line.split() for line in COMMANDS if line not in LOADING}
-    check((COMMANDS[line] for line in others), outcomes(played, others))
+    lines = {line: line.split() for line in COMMANDS if line not in LOADING}
+    check((COMMANDS[line] for line in lines), run_commands(played, lines))
 
 
 def test_every_command_is_among_them() -> None:
     lines = [*COMMANDS, "subfleet run run.toml", "subfleet serve", "subfleet-edge join", "subfleet runs replay"]
     names = [f"subfleet-edge {name}" for name in options.COMMANDS]
     for name, command in typer.main.get_group(app).commands.items():
-        names += [f"subfleet {name} {own}" for own in getattr(command, "commands", ())] or [f"subfleet {name}"]
+        names += [f"subfleet {name} {subcommand}" for subcommand in getattr(command, "commands", ())] or [
+            f"subfleet {name}"
+        ]
     assert [name for name in names if not any(line.startswith(name) for line in lines)] == []
 
 
@@ -214,7 +216,7 @@ def test_processes_trackers_and_a_replay_report_to_nobody(played: tuple[Path, Ou
     trackers = ["--name", "tracked", "--set", "observers=['mlflow', 'tensorboard', 'wandb']"]
     programs = str(folder / "run" / "home" / ".cache" / "subfleet" / "programs")
     for name, line in (("tracked", ["run", "run.toml", *trackers]), ("replayed", ["runs", "replay", "tiny"])):
-        outcome = sealed(folder / name, ["subfleet", *line], linger_s=3.0, SUBFLEET_CACHE=programs)
+        outcome = run_sealed(folder / name, ["subfleet", *line], linger_s=3.0, SUBFLEET_CACHE=programs)
         assert outcome.code == 0, outcome.output
         assert outcome.complaints((*PLOTS, *TRACKERS, *RUNTIMES)) == ()
 
@@ -227,12 +229,12 @@ print(run(load("run.toml", "host.type=batch")))
 
 @pytest.mark.long
 def test_a_run_from_python_reports_to_nobody(played: tuple[Path, Outcome]) -> None:
-    outcome = sealed(played[0] / "lab", [sys.executable, "-c", LAB], linger_s=3.0)
+    outcome = run_sealed(played[0] / "lab", [sys.executable, "-c", LAB], linger_s=3.0)
     assert outcome.code == 0, outcome.output
     assert outcome.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()
 
 
-# Weights & Biases is not among them: it reports crashes of its own, which cannot be asked for.
+# Weights & Biases is missing: it reports only its own crashes, which a test cannot cause.
 USES = {
     "flwr_datasets": "from flwr_datasets.common import EventType, event; event(next(iter(EventType))).result()",
     "huggingface_hub": "from huggingface_hub.utils import send_telemetry; send_telemetry('x')",
@@ -240,18 +242,18 @@ USES = {
     "onnxruntime": "import onnxruntime",
 }
 LINGER_S = {"onnxruntime": 30.0}
-"""It begins to upload after some ten seconds."""
+"""ONNX Runtime begins to upload after some ten seconds."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("library", USES)
 def test_a_library_reports_until_it_is_silenced(library: str, tmp_path: Path) -> None:
     silent = "import os; from subfleet.protocol.silence import silence; silence(os.environ)"
-    loud = sealed(tmp_path / "loud", [sys.executable, "-c", USES[library]], linger_s=LINGER_S.get(library, 2.0))
+    loud = run_sealed(tmp_path / "loud", [sys.executable, "-c", USES[library]], linger_s=LINGER_S.get(library, 2.0))
     assert loud.code == 0, loud.output
-    assert loud.heard != (), "it has ceased to report, or we no longer know how it does"
-    quiet = sealed(
+    assert loud.traffic != (), "the library no longer reports, or in another way"
+    quiet = run_sealed(
         tmp_path / "silent", [sys.executable, "-c", f"{silent}\n{USES[library]}"], linger_s=LINGER_S.get(library, 2.0)
     )
     assert quiet.code == 0, quiet.output
-    assert quiet.heard == ()
+    assert quiet.traffic == ()

@@ -225,7 +225,7 @@ def test_patience_is_finite() -> None:
 @pytest.mark.parametrize("halvings", range(5))
 def test_a_chunk_leaves_room_for_all_that_mqtt_adds(halvings: int) -> None:
     size = CHUNK_BYTES >> halvings
-    longest = Topics("f" * 64).down("d" * 64, CHUNK)
+    longest = Topics("f" * 64).downlink("d" * 64, CHUNK)
     fixed_header = 1 + 3  # with the length of any message below 2 MiB
     message_bytes = (
         fixed_header + 2 + len(longest) + 2 + len(encode_chunk(Chunk(sha256=_DIGEST, offset=0, data=bytes(size))))

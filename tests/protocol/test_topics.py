@@ -14,8 +14,8 @@ _KINDS = st.from_regex(r"[a-z]{1,12}", fullmatch=True)
 def test_what_is_built_can_be_read(fleet: str, client_id: str, kind: str) -> None:
     topics = Topics(fleet)
     assert topics.parse(topics.all(kind)) == Address(direction="all", client_id="", kind=kind)
-    assert topics.parse(topics.down(client_id, kind)) == Address(direction="down", client_id=client_id, kind=kind)
-    assert topics.parse(topics.up(client_id, kind)) == Address(direction="up", client_id=client_id, kind=kind)
+    assert topics.parse(topics.downlink(client_id, kind)) == Address(direction="down", client_id=client_id, kind=kind)
+    assert topics.parse(topics.uplink(client_id, kind)) == Address(direction="up", client_id=client_id, kind=kind)
 
 
 @pytest.mark.slow
@@ -28,8 +28,8 @@ def test_reading_raises_nothing_but_protocol_errors(topic: str) -> None:
         return
     built = {
         "all": topics.all(address.kind),
-        "down": topics.down(address.client_id, address.kind),
-        "up": topics.up(address.client_id, address.kind),
+        "down": topics.downlink(address.client_id, address.kind),
+        "up": topics.uplink(address.client_id, address.kind),
     }
     assert built[address.direction] == topic
 

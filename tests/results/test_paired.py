@@ -16,40 +16,42 @@ FIGURES = st.lists(
 
 @pytest.fixture(scope="module")
 def stats() -> Any:
-    """SciPy's statistics, which take a second to load."""
+    """SciPy's statistics, which take a second to import."""
     return pytest.importorskip("scipy.stats")
 
 
 @pytest.mark.slow
 @given(pairs=FIGURES)
 def test_the_interval_is_students(stats: Any, pairs: list[tuple[float, float]]) -> None:
-    ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
-    found = measure_difference(ours, theirs)
-    differences = [one - other for one, other in pairs]
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    difference = measure_difference(first, second)
+    differences = [a - b for a, b in pairs]
     mean = math.fsum(differences) / len(pairs)
-    spread = math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / (len(pairs) - 1) / len(pairs))
+    spread = math.sqrt(math.fsum((a - mean) ** 2 for a in differences) / (len(pairs) - 1) / len(pairs))
     reach = float(stats.t.ppf(0.975, len(pairs) - 1)) * spread
-    assert found.mean == pytest.approx(mean, abs=1e-12)
-    assert found.high - found.mean == pytest.approx(reach, rel=1e-4, abs=1e-12)
-    assert found.mean - found.low == pytest.approx(reach, rel=1e-4, abs=1e-12)
+    assert difference.mean == pytest.approx(mean, abs=1e-12)
+    assert difference.high - difference.mean == pytest.approx(reach, rel=1e-4, abs=1e-12)
+    assert difference.mean - difference.low == pytest.approx(reach, rel=1e-4, abs=1e-12)
 
 
 @pytest.mark.slow
 @given(pairs=FIGURES)
 def test_the_other_way_round_is_its_mirror_image(pairs: list[tuple[float, float]]) -> None:
-    ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
-    there, back = measure_difference(ours, theirs), measure_difference(theirs, ours)
-    assert (back.mean, back.low, back.high) == pytest.approx((-there.mean, -there.high, -there.low), abs=1e-12)
-    assert there.tie == back.tie
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    forward, backward = measure_difference(first, second), measure_difference(second, first)
+    assert (backward.mean, backward.low, backward.high) == pytest.approx(
+        (-forward.mean, -forward.high, -forward.low), abs=1e-12
+    )
+    assert forward.tie == backward.tie
 
 
 @pytest.mark.parametrize("count", [2, 3, 31, 35, 41, 60, 90, 121, 200])
 def test_the_table_is_never_below_the_exact_point(stats: Any, count: int) -> None:
-    ours = [float(place % 2) for place in range(count)]
-    found = measure_difference(ours, [0.0] * count)
-    exact = float(stats.t.ppf(0.975, count - 1))
-    used = (found.high - found.mean) / (float(stats.tstd(ours)) / math.sqrt(count))
-    assert exact * (1 - 1e-4) <= used <= exact * 1.02
+    figures = [float(index % 2) for index in range(count)]
+    difference = measure_difference(figures, [0.0] * count)
+    exact_quantile = float(stats.t.ppf(0.975, count - 1))
+    quantile = (difference.high - difference.mean) / (float(stats.tstd(figures)) / math.sqrt(count))
+    assert exact_quantile * (1 - 1e-4) <= quantile <= exact_quantile * 1.02
 
 
 def test_what_the_seeds_cannot_tell_is_a_tie() -> None:
@@ -60,7 +62,7 @@ def test_what_the_seeds_cannot_tell_is_a_tie() -> None:
     assert measure_difference([0.5, 0.5], [0.5, 0.5]).tie
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [([0.5], [0.4]), ([0.5, 0.6], [0.4]), ([], [])])
-def test_too_few_figures_are_refused(ours: list[float], theirs: list[float]) -> None:
+@pytest.mark.parametrize(("first", "second"), [([0.5], [0.4]), ([0.5, 0.6], [0.4]), ([], [])])
+def test_too_few_figures_are_refused(first: list[float], second: list[float]) -> None:
     with pytest.raises(ValueError, match="equally many, at least 2"):
-        measure_difference(ours, theirs)
+        measure_difference(first, second)

@@ -1,4 +1,4 @@
-"""The folder of a run holds what the run reported, and its report is a complete page."""
+"""The folder of a run has all figures of the run, and its report is a complete page."""
 
 import csv
 import dataclasses
@@ -95,8 +95,8 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     assert rows[0]["measured_peak_bytes"] == "14000000"
     assert [row["limit"] for row in rows] == ["memory"] * 4
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
-        told = [(row["limits"], row["participation"], row["left_out"]) for row in csv.DictReader(file)]
-    assert told == [("1 memory", "0.5", "1 skipped: memory")] * 2
+        round_values = [(row["limits"], row["participation"], row["left_out"]) for row in csv.DictReader(file)]
+    assert round_values == [("1 memory", "0.5", "1 skipped: memory")] * 2
 
 
 FAR = "its change of weights is 20 times the median"
@@ -114,8 +114,8 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
     )
     result = dataclasses.replace(RESULT, rounds=rounds)
     write_results(tmp_path, name="test", result=result)
-    told = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["outliers"]
-    assert told == {"scaled": {"eve": 2}, "left_out": {"cyd": 1}, "reported": {"bob": 1}}
+    outliers = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["outliers"]
+    assert outliers == {"scaled": {"eve": 2}, "left_out": {"cyd": 1}, "reported": {"bob": 1}}
     words = [
         "pdates scaled down: eve in 2 (of 2 rounds)",
         "pdates left out: cyd in 1 (of 2 rounds)",
@@ -132,10 +132,12 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
 
 
 def test_of_many_clients_those_with_most_rounds_are_named() -> None:
-    rows = [dataclasses.replace(SCALED, client_id=f"client-{place}") for place in range(1, 6)]
+    rows = [dataclasses.replace(SCALED, client_id=f"client-{number}") for number in range(1, 6)]
     rounds = [dataclasses.replace(ROUND, clients=tuple(rows)), dataclasses.replace(ROUND, clients=tuple(rows[3:]))]
-    (told,) = describe_outliers(rounds, reported=False)
-    assert told == "updates scaled down: client-4 in 2, client-5 in 2, client-1 in 1 and 2 more clients (of 2 rounds)"
+    (sentence,) = describe_outliers(rounds, reported=False)
+    assert (
+        sentence == "updates scaled down: client-4 in 2, client-5 in 2, client-1 in 1 and 2 more clients (of 2 rounds)"
+    )
 
 
 def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> None:
@@ -149,8 +151,8 @@ def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> No
     assert costs["clients"] == {"mean_s": 1.75, "deviation_s": 0.0, "count": 2}
     assert costs["expected_rounds"] == costs["expected_clients"] == {"mean_s": 1.5, "deviation_s": 0.0, "count": 2}
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
-        told = [(row["training_macs"], row["model_bytes"], row["expected_s"]) for row in csv.DictReader(file)]
-    assert told == [("72000", "5000", "1.5"), ("72000", "0", "1.5")]
+        round_values = [(row["training_macs"], row["model_bytes"], row["expected_s"]) for row in csv.DictReader(file)]
+    assert round_values == [("72000", "5000", "1.5"), ("72000", "0", "1.5")]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "All training took 144 k MACs (48 k forward), 240 kB down and 200 kB up" in page
     assert "A round took 3.00 s on average (deviation 1.00 s), a device&#x27;s part of it 1.75 s on average" in page
@@ -196,7 +198,7 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
     assert "<script" not in report
     assert 'src="http' not in report
     for svg in report.split("<svg")[1:]:
-        # Our own plots: well-formed, so that a browser shows them.
+        # Our own plots must be well-formed for browsers.
         ElementTree.fromstring("<svg" + svg.partition("</svg>")[0] + "</svg>")  # noqa: S314
 
 
@@ -206,7 +208,7 @@ def test_legends_name_devices_unless_too_many_leave_no_room_for_the_plot(devices
     rows = tuple(dataclasses.replace(AGGREGATED, client_id=f"raspberry-pi-{number}") for number in range(devices))
     rounds = (dataclasses.replace(ROUND, clients=rows),)
     assert all(("raspberry-pi-19" in plot(rounds)) is named for plot in (plot_budgets, plot_bytes))
-    assert "planned = measured" not in plot_memory(rounds)  # it has an entry beside those of the devices
+    assert "planned = measured" not in plot_memory(rounds)  # the legend has an entry besides those of the devices
     assert "planned = measured" in plot_memory((dataclasses.replace(ROUND, clients=rows[:19]),))
 
 
@@ -219,10 +221,10 @@ def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> No
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("", encoding="utf-8")
+    file = tmp_path / "taken"
+    file.write_text("", encoding="utf-8")
     with pytest.raises(FileError, match="taken"):
-        write_results(taken, name="test", result=RESULT)
+        write_results(file, name="test", result=RESULT)
 
 
 def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +245,9 @@ def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> No
     result = dataclasses.replace(RESULT, rounds=rounds)
     write_results(tmp_path, name="test", result=result)
     words = "submodel w1/2 d1, the largest that devices have trained, 25.0% untrained"
-    told = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["model"]
-    assert (told["kind"], told["submodel"], told["description"]) == ("trained", "w1/2 d1", words)
-    assert told["short"] == "w1/2 d1, 25.0% untrained"
+    described = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["model"]
+    assert (described["kind"], described["submodel"], described["description"]) == ("trained", "w1/2 d1", words)
+    assert described["short"] == "w1/2 d1, 25.0% untrained"
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
         assert [row["model"] for row in csv.DictReader(file)] == ["the model", words]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -273,7 +275,7 @@ def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Pat
 
 
 def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path) -> None:
-    """Also of a device that was asked and has not answered."""
+    """A device that has not answered is also in the table."""
     metrics = {"mae": 0.25, "r2": 0.5, "rmse": 0.5}
     last = dataclasses.replace(ROUND, accuracy=None, metrics=metrics, headline="rmse")
     known: dict[str, Any] = {"device": "pi", "architecture": "w1", "architecture_id": "", "accuracy": None}
@@ -281,8 +283,8 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
         EvaluationRow(client_id="a", metrics=metrics, loss=0.25, sample_count=4, label_count=4, **known),
         EvaluationRow(client_id="b", status="missing: no answer came in time", **known),
     )
-    found = EvaluationRecord(round=1, seconds=1.0, clients=rows, headline="rmse", together=metrics)
-    result = dataclasses.replace(RESULT, accuracy=None, rounds=(last,), evaluations=(found,))
+    evaluation = EvaluationRecord(round=1, seconds=1.0, clients=rows, headline="rmse", together=metrics)
+    result = dataclasses.replace(RESULT, accuracy=None, rounds=(last,), evaluations=(evaluation,))
     report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert (summary["accuracy"], summary["headline"]) == (None, "rmse")
@@ -299,10 +301,10 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
 
 @pytest.mark.parametrize("metric", ["accuracy", "rmse"])
 def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(metric: str, tmp_path: Path) -> None:
-    """A server of real devices tries none of their models."""
+    """A server of real devices does not evaluate their models."""
     file = tmp_path / "made.onnx"
     file.write_bytes(b"model")
-    made = DeployedModel(
+    deployed = DeployedModel(
         client_id="pi",
         target="onnx",
         path=file,
@@ -310,24 +312,24 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
         max_abs_diff=1e-7,
         status="deployed",
     )
-    rows = copy_models(tmp_path, [(made, file)])
+    rows = copy_models(tmp_path, [(deployed, file)])
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, headline=metric),))
-    untried = write_results(tmp_path, name="test", result=result, models=rows).read_text(encoding="utf-8")
-    assert "<td>models/pi/model.onnx</td>" in untried
-    assert "of its own" not in untried
-    known = [add_metric(row, metric, 0.75) for row in rows]
-    page = write_results(tmp_path, name="test", result=result, models=known).read_text(encoding="utf-8")
+    report = write_results(tmp_path, name="test", result=result, models=rows).read_text(encoding="utf-8")
+    assert "<td>models/pi/model.onnx</td>" in report
+    assert "of its own" not in report
+    evaluated_rows = [add_metric(row, metric, 0.75) for row in rows]
+    page = write_results(tmp_path, name="test", result=result, models=evaluated_rows).read_text(encoding="utf-8")
     assert f"<th>{METRICS[metric].title} of its own</th>" in page
     assert "<td>0.7500</td></tr>" in page
 
 
 def test_data_on_another_scale_are_told_in_the_report_and_on_the_screen(tmp_path: Path) -> None:
-    why = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
-    odd = [dataclasses.replace(AGGREGATED, client_id=f"c{number}", data_warning=why) for number in range(5)]
-    result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(AGGREGATED, *odd)),))
+    reason = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
+    rows = [dataclasses.replace(AGGREGATED, client_id=f"c{number}", data_warning=reason) for number in range(5)]
+    result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(AGGREGATED, *rows)),))
     report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
-    said = [f"Client c{number}: {why}" for number in range(3)]
-    said.append("The data of 2 more clients do not go with the evaluation data either")
-    assert list(describe_ending(result))[:4] == said
-    assert all(f"<p>{line}.</p>" in report for line in said)
-    assert summary_of("test", result)["data_warnings"] == {f"c{number}": why for number in range(5)}
+    sentences = [f"Client c{number}: {reason}" for number in range(3)]
+    sentences.append("The data of 2 more clients do not go with the evaluation data either")
+    assert list(describe_ending(result))[:4] == sentences
+    assert all(f"<p>{line}.</p>" in report for line in sentences)
+    assert summary_of("test", result)["data_warnings"] == {f"c{number}": reason for number in range(5)}

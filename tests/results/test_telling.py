@@ -1,4 +1,4 @@
-"""What people read of a run's networks and of what it took."""
+"""Descriptions of a run's networks and costs."""
 
 import re
 from collections.abc import Sequence
@@ -18,31 +18,31 @@ from subfleet.reporting.texts import describe_costs, describe_networks, describe
 CONFIG = Mlp(input_shape=(6,), class_count=3, widths=(8,), depths=(1,), group_size=4)
 
 
-def network(name: str, parent: str | None, born: int, **told: Any) -> NetworkRecord:
+def network(name: str, parent: str | None, born: int, **fields: Any) -> NetworkRecord:
     lineage = Lineage(id=name, config=CONFIG, parent=parent, born_round=born)
     lineage = lineage if parent is None else replace(lineage, map=Replicated())
-    return NetworkRecord(lineage=lineage, parameters=1500, forward_macs=1_250_000, **told)
+    return NetworkRecord(lineage=lineage, parameters=1500, forward_macs=1_250_000, **fields)
 
 
-def retired(one: NetworkRecord, after: int) -> NetworkRecord:
-    return replace(one, lineage=replace(one.lineage, retired_round=after))
+def retire(network_record: NetworkRecord, round_number: int) -> NetworkRecord:
+    return replace(network_record, lineage=replace(network_record.lineage, retired_round=round_number))
 
 
-CONFIGURED = retired(network("", None, 0), 0)
+CONFIGURED = retire(network("", None, 0), 0)
 FIRST = network("m0", None, 0, trained={1: ("a", "b"), 2: ("a",)}, ready_round=1, owners=("a",), own_mean=0.5)
 WIDER = network("m1", "m0", 2, wider=("s0", "s1"), trained={4: ("b",)}, ready_round=4)
 DEEPER = network("m2", "m1", 5, deeper=("s1",), wider=("s0",))
 
 
 def test_the_tree_is_indented_and_names_what_is_known() -> None:
-    told = replace(WIDER, lineage=replace(WIDER.lineage, reason="x"))
-    assert list(describe_networks((CONFIGURED, FIRST, told, DEEPER))) == [
+    with_reason = replace(WIDER, lineage=replace(WIDER.lineage, reason="x"))
+    assert list(describe_networks((CONFIGURED, FIRST, with_reason, DEEPER))) == [
         "Networks, each below the one that it grew from:",
         "  m0: 1.25 M MACs and 1.5 k parameters; trained by 2 devices in 2 rounds; accuracy 0.5000 for 1 device",
         "    m1: after round 2; x; 1.25 M MACs and 1.5 k parameters; ready for round 4; trained by 1 device in 1 round",
         "      m2: after round 5; 1.25 M MACs and 1.5 k parameters; trained by 0 devices in 0 rounds",
     ]
-    assert "retired after round 6" in list(describe_networks((FIRST, retired(WIDER, 6))))[2]
+    assert "retired after round 6" in list(describe_networks((FIRST, retire(WIDER, 6))))[2]
 
 
 def test_of_one_network_there_is_no_tree() -> None:
@@ -51,7 +51,7 @@ def test_of_one_network_there_is_no_tree() -> None:
 
 
 def texts_of_tree(networks: Sequence[NetworkRecord], rounds: int) -> list[str]:
-    """The texts of a drawing, which matplotlib writes down beside their outlines."""
+    """The texts of a drawing, which matplotlib writes as comments beside their outlines."""
     from subfleet.reporting.plots import plot_family_tree
 
     return re.findall(r"<!-- (.*?) -->", plot_family_tree(networks, rounds))
@@ -60,10 +60,10 @@ def texts_of_tree(networks: Sequence[NetworkRecord], rounds: int) -> list[str]:
 @pytest.mark.slow
 def test_the_picture_names_every_network_that_was_in_use_and_every_change() -> None:
     texts = texts_of_tree((CONFIGURED, FIRST, WIDER, DEEPER), 6)
-    assert [one for one in texts if one in ("m0", "m1", "m2", "the first")] == ["m0", "m1", "m2"]
+    assert [text for text in texts if text in ("m0", "m1", "m2", "the first")] == ["m0", "m1", "m2"]
     assert {"s0 and s1 wider", "s0 wider", "s1 deeper"} <= {*texts}
-    assert sum("1.25 M MACs, 1.5 k parameters" in one for one in texts) == 3
-    assert sum("accuracy 0.5000" in one for one in texts) == 1
+    assert sum("1.25 M MACs, 1.5 k parameters" in text for text in texts) == 3
+    assert sum("accuracy 0.5000" in text for text in texts) == 1
 
 
 @pytest.mark.slow

@@ -239,8 +239,8 @@ def perform_searches(
     requests: tuple[SearchRequest | NetworksRequest, ...]
     requests = (*select_requests(SearchRequest, actions), *select_requests(NetworksRequest, actions))
     for request in requests:
-        state, more = step(context, state, perform_search(context, state, request), now_s)
-        follow_ups += more
+        state, new_actions = step(context, state, perform_search(context, state, request), now_s)
+        follow_ups += new_actions
     return state, (*actions, *follow_ups)
 
 

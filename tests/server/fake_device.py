@@ -112,7 +112,7 @@ class Device:
 
     def send(self, message: Message, *, retain: bool = False) -> None:
         """Send a message that no agent would send."""
-        topic = Topics("main").up(self.client_id, message.KIND)
+        topic = Topics("main").uplink(self.client_id, message.KIND)
         self.transport.publish(topic, encode(message), retain=retain)
 
     def receive(self, message: Message) -> None:

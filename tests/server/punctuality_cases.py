@@ -29,16 +29,16 @@ LOOSE = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets
 
 
 def after_misses(count: int, *took_s: float) -> Punctuality:
-    known = PUNCTUAL
+    record = PUNCTUAL
     for seconds in took_s:
-        known = known.after_answer(seconds)
+        record = record.after_answer(seconds)
     for _ in range(count):
-        known = known.after_miss()
-    return known
+        record = record.after_miss()
+    return record
 
 
-def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
-    member = replace(state.live.members[name], punctuality=MappingProxyType({duty: known}))
+def with_record(state: RunState, name: str, duty: Duty, punctuality: Punctuality) -> RunState:
+    member = replace(state.live.members[name], punctuality=MappingProxyType({duty: punctuality}))
     return replace(state, live=replace(state.live, members=state.live.members.with_items({name: member})))
 
 

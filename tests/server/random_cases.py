@@ -110,10 +110,10 @@ def _unite_networks(context: RunContext, aggregate: AggregationRequest) -> tuple
     unions = [union for union in before if union.living and union.members]
     members = (*(family for union in unions for family in union.members), *aggregate.brought)
     lineages = (replace(lineage, retired_round=aggregate.round) if lineage in unions else lineage for lineage in before)
-    born = Lineage(
+    new_union = Lineage(
         id=f"union{len(before)}", config=unite_families(members), born_round=aggregate.round, members=members
     )
-    return (*lineages, born)
+    return (*lineages, new_union)
 
 
 def _split_clusters(context: RunContext, aggregate: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
@@ -135,23 +135,23 @@ def _split_clusters(context: RunContext, aggregate: AggregationRequest) -> tuple
     lineages = (
         replace(lineage, retired_round=aggregate.round) if lineage.id in splits else lineage for lineage in before
     )
-    born = (
+    new_lineages = (
         Lineage(id=name, config=MODEL, parent=parent, map=Copied(), born_round=aggregate.round)
         for parent, halves in splits.items()
         for name, _ in halves
     )
-    return Clustering(splits=splits), (*lineages, *born) if splits else aggregate.lineages
+    return Clustering(splits=splits), (*lineages, *new_lineages) if splits else aggregate.lineages
 
 
 def _grow_network(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
     """FedTrans grows a network from the newest one in every other round."""
     before = list_lineages(context, aggregate.lineages)
     living = [lineage.id for lineage in before if lineage.living]
-    born = f"m{len(living)}" if aggregate.round % 2 else ""
-    growth = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
-    if not born:
+    new_id = f"m{len(living)}" if aggregate.round % 2 else ""
+    growth = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=new_id)
+    if not new_id:
         return growth, aggregate.lineages
-    child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=aggregate.round)
+    child = Lineage(id=new_id, config=MODEL, parent=living[-1], map=Copied(), born_round=aggregate.round)
     return growth, (*before, child)
 
 

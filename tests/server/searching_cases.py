@@ -74,7 +74,7 @@ def supernet_round(context: RunContext, held_out: int = HELD_OUT) -> Outcome:
             choice_name: choices.get(choice_name, choice.operators)
             for choice_name, choice in context.network.choices.items()
         }
-        examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in operators.items())
+        examples = tuple((choice, ((available[0], HELD_OUT),)) for choice, available in operators.items())
         answer = replace(update(context, state, name), operator_examples=examples)
         state, _ = step(context, state, RequestDone(request=CheckRequest(update=answer), result=ChangeSize()), 3.0)
     return step(

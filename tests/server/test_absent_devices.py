@@ -38,7 +38,7 @@ def leave_traces(name: str, link: Transport, folder: Path, *, online: bool) -> N
     """Publish a device's retained messages and leave without a will; return when the broker has them."""
     ghost = Device(name, link, folder, time.monotonic, Behaviour())
     traces = (Presence(client_id=name, session_id=ghost.session_id, online=online), ghost.profile())
-    link.open((TOPICS.up(name, "+"),))
+    link.open((TOPICS.uplink(name, "+"),))
     while not isinstance(link.poll(LIMIT_S), Connected):
         pass
     for message in traces:

@@ -189,7 +189,7 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
         np.testing.assert_allclose(aggregated[name].numpy(), old.numpy() + median, rtol=0, atol=1e-6)
 
 
-def test_an_update_that_cannot_be_added_is_found_among_many(tmp_path: Path) -> None:
+def test_an_update_that_cannot_be_added_is_identified_among_others(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     clients = _clients(blobs, {"ada": 3, "bob": 10, "cyd": 7})
     huge = {name: np.full(tensor.shape, 1e30, np.float32) for name, tensor in STATE.items()}
@@ -308,7 +308,7 @@ def test_an_update_is_measured_by_the_kind_of_its_tensors(tmp_path: Path) -> Non
     assert change_size.weights == pytest.approx(rms, rel=1e-12)
 
 
-def test_a_checkpoint_comes_back_bit_by_bit_and_damage_is_seen(tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored_bit_by_bit_and_damage_is_detected(tmp_path: Path) -> None:
     sha256 = save_checkpoint(tmp_path, 3, STATE)
     path = checkpoint_path(tmp_path, 3)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256

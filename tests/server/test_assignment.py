@@ -101,7 +101,7 @@ LIMIT_NAMES = {
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name: str) -> None:
+def test_a_limit_equal_to_the_cost_of_a_submodel_fits_and_one_less_does_not(name: str) -> None:
     plenty = Budget(memory_bytes=2**40)
     for index, candidate in enumerate(CANDIDATES):
         cost = COSTS[name](candidate)
@@ -120,16 +120,16 @@ def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name:
             assert (find_largest(budget) == index) != bool(short)
 
 
-def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large() -> None:
+def test_a_search_returns_only_submodels_below_the_number_of_parameters() -> None:
     for candidate in CANDIDATES:
-        for more, is_given in ((0, False), (1, True)):
+        for extra, fits_limit in ((0, False), (1, True)):
             plenty = Budget(memory_bytes=2**40)
-            query = Query(target="onnx", limits=plenty, below_parameters=candidate.parameters + more)
-            assert satisfies(candidate, query) == is_given
-            assert (EstimateIndex("onnx", [candidate]).best(query) is not None) == is_given
+            query = Query(target="onnx", limits=plenty, below_parameters=candidate.parameters + extra)
+            assert satisfies(candidate, query) == fits_limit
+            assert (EstimateIndex("onnx", [candidate]).best(query) is not None) == fits_limit
 
 
-def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_of_one_byte_less() -> None:
+def test_an_exported_program_fits_a_budget_of_its_peak_and_not_one_byte_less() -> None:
     candidate = CANDIDATES[1]
     peak_bytes = 2 * candidate.training_memory_bytes["onnx"]
     written = {
@@ -144,14 +144,14 @@ def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_o
 
 
 @given(budgets, st.integers(0, 10_000))
-def test_more_memory_never_gives_less(budget: Budget, more: int) -> None:
-    richer = replace(budget, memory_bytes=budget.memory_bytes + more)
+def test_more_memory_never_assigns_a_smaller_submodel(budget: Budget, extra_bytes: int) -> None:
+    richer = replace(budget, memory_bytes=budget.memory_bytes + extra_bytes)
     first, second = (find_largest(limits) for limits in (budget, richer))
     assert (-1 if first is None else first) <= (-1 if second is None else second)
 
 
 @given(st.permutations(CANDIDATES))
-def test_the_order_is_one_whatever_came_first(shuffled: list[Candidate]) -> None:
+def test_the_order_of_candidates_does_not_depend_on_their_input_order(shuffled: list[Candidate]) -> None:
     assert order_candidates(shuffled) == CANDIDATES
 
 
@@ -195,7 +195,7 @@ def context_of_method(name: str) -> RunContext:
     return create_context(config(method=QUICK[name]), "run")
 
 
-def test_an_estimate_passes_over_no_submodel_whose_activations_are_computed_twice() -> None:
+def test_recomputed_activations_are_not_part_of_the_estimate() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
     for whole, half in zip(CANDIDATES, create_context(frugal, "run").first.candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)

@@ -45,7 +45,7 @@ def test_it_runs_in_its_own_process_until_it_is_stopped() -> None:
         assert not {None, os.getpid()} & set(pids)
         assert _accepts(_port(broker))
         broker.start()
-        assert broker.pid == pids[0], "it runs already"
+        assert broker.pid == pids[0], "it is already running"
     assert not _accepts(_port(broker))
     broker.stop()
 
@@ -66,7 +66,7 @@ def test_clients_that_connect_at_once_are_all_answered() -> None:
         for client in clients:
             links.callback(client.close)
         for opened in [pool.submit(client.open, (f"down/{name}",)) for name, client in enumerate(clients)]:
-            opened.result()  # raises where the broker was silent for ten seconds
+            opened.result()  # raises if the broker was silent for ten seconds
         for name in range(32):
             server.publish(f"down/{name}", b"welcome")
         for client in clients:
@@ -78,7 +78,7 @@ def test_clients_that_connect_at_once_are_all_answered() -> None:
 
 def test_it_hangs_up_on_a_client_that_does_not_begin_with_connect() -> None:
     with EmbeddedBroker() as broker, socket.create_connection(("127.0.0.1", _port(broker)), timeout=20) as link:
-        link.sendall(b"\xc0\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00")  # as CONNECT, but called PINGREQ
+        link.sendall(b"\xc0\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00")  # a CONNECT packet with the type of PINGREQ
         assert link.recv(1) == b""
 
 
@@ -102,7 +102,7 @@ def test_it_listens_on_loopback_only() -> None:
         assert [address for address in listening if address.endswith(f":{port}")] == [f"0100007F:{port}"]
 
 
-def test_a_taken_port_is_one_sentence() -> None:
+def test_an_occupied_port_is_reported_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 cannot be used"):
@@ -110,7 +110,7 @@ def test_a_taken_port_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("port", [70_000, -1])
-def test_a_port_that_cannot_be_is_one_sentence(port: int) -> None:
+def test_an_invalid_port_is_reported_in_one_sentence(port: int) -> None:
     with pytest.raises(PortError, match="choose another"):
         EmbeddedBroker(port).start()
 

@@ -102,8 +102,8 @@ def measure_round(context: RunContext, number: int = 1) -> tuple[RunState, tuple
     state = replace(measuring(context), round=number, aggregated_round=number - 1)
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, more = step(context, state, telemetry(context, name, number), 2.0)
-        actions += more
+        state, new_actions = step(context, state, telemetry(context, name, number), 2.0)
+        actions += new_actions
     return state, actions
 
 

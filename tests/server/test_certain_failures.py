@@ -119,14 +119,14 @@ def test_the_first_reason_is_reported() -> None:
 
 
 @pytest.mark.parametrize("reason", PASSING)
-def test_one_device_that_may_do_something_keeps_the_run_going(reason: RefusalReason) -> None:
+def test_one_device_with_a_passing_obstacle_keeps_the_run_going(reason: RefusalReason) -> None:
     state = measuring(PLAN)
     for _ in range(4):
         state = attempt(PLAN, state, {**same_refusals("data"), "cyd": (reason, "no")})
         assert state.phase == "waiting"
 
 
-def test_a_device_that_failed_and_then_may_do_something_begins_anew() -> None:
+def test_a_passing_obstacle_resets_the_failed_attempts_of_a_device() -> None:
     state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state = attempt(PLAN, state, {**same_refusals("data"), "cyd": ("memory", "no")})
     state = attempt(PLAN, state, same_refusals("data"))
@@ -134,7 +134,7 @@ def test_a_device_that_failed_and_then_may_do_something_begins_anew() -> None:
     assert attempt(PLAN, state, same_refusals("data")).phase == "failed"
 
 
-def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
+def test_fewer_devices_than_a_round_needs_end_no_run() -> None:
     state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
     # One of the three stays silent, so that the second attempt has two clients.
@@ -143,7 +143,7 @@ def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
     assert state.phase == "waiting"
 
 
-def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_the_run_on() -> None:
+def test_a_healthy_device_that_joins_before_the_end_of_the_second_attempt_keeps_the_run_going() -> None:
     state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state = join_client(PLAN, state, "dan", state.live.entered_s)
     state = attempt(PLAN, state, {**same_refusals("data"), "dan": ("memory", "not now")})
@@ -153,7 +153,7 @@ def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_
     assert state.phase == "failed", "two attempts of every connected device"
 
 
-def test_a_device_that_starts_anew_is_given_two_attempts_again() -> None:
+def test_a_restarted_device_has_two_attempts_again() -> None:
     state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state, _ = step(PLAN, state, replace(profile("ada"), session_id="ada-2"), state.live.entered_s)
     assert set(state.failed_attempts.failing) == {"bob", "cyd"}
@@ -220,7 +220,7 @@ def test_sizes_that_cannot_be_exported_end_the_run_with_the_reason_that_the_expo
     assert "export failed: no lowering of Fft" in state.failure
 
 
-def test_updates_that_cannot_be_used_are_the_same_again() -> None:
+def test_unusable_updates_end_the_run_after_the_second_attempt() -> None:
     state = measuring(PLAN)
     for number in (1, 2):
         if state.phase == "waiting":

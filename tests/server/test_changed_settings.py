@@ -45,7 +45,7 @@ def test_each_change_names_its_key_and_both_values(changes: dict[str, Any], expe
     assert _describe_changes(**changes) == expected
 
 
-def test_a_table_that_was_not_there_is_named_as_a_whole() -> None:
+def test_a_new_table_is_named_as_a_whole() -> None:
     assert _describe_changes(server_optimiser=ServerAdam()).startswith('server_optimiser from none to {"beta1": 0.9, ')
 
 

@@ -170,7 +170,7 @@ class Fleet(RuleBasedStateMachine):
 
     def answer(self, task: Task, stored: bool) -> None:
         update = build_update(self.context, task)
-        self.apply(Tick())  # as below
+        self.apply(Tick())  # as in `say`
         clients = self.state.clients
         actions = self.apply(
             RequestDone(request=work.CheckRequest(update=update), result=ChangeSize()) if stored else update
@@ -192,7 +192,7 @@ class Fleet(RuleBasedStateMachine):
 
     def find(self, task: Task, samples: int) -> None:
         """Answer a task with an evaluation: it counts once, and not if it is impossible."""
-        self.apply(Tick())  # as below
+        self.apply(Tick())  # as in `say`
         evaluation, clients = build_evaluation(task, samples), self.state.clients
         (status,) = answers(self.apply(evaluation), evaluation.message_id)
         if status == "accepted":
@@ -262,9 +262,9 @@ class Fleet(RuleBasedStateMachine):
             assert client.update is not None
             assert self.accepted[client.update.task_id] == client.update
             assert self.counted.setdefault(client.update.task_id, aggregate.round) == aggregate.round
-        seen, lineages = evolve_lineages(self.context, aggregate)
+        observation, lineages = evolve_lineages(self.context, aggregate)
         result = work.AggregatedRound(
-            accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
+            accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=observation, lineages=lineages
         )
         self.apply(RequestDone(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
         accepted = {name for name, update in self.accepted.items() if update.round == aggregate.round}
@@ -349,12 +349,12 @@ class Fleet(RuleBasedStateMachine):
         assert {written.program.size.network for written in self.state.written.values()} <= in_use
         assert {queued.size.network for queued in self.state.queue} <= in_use
         for client in self.state.last.values():
-            heir = find_standing(self.context, self.state, client)
-            if heir is None:  # no client has a network of its own before a supernet has been searched
+            successor = find_standing(self.context, self.state, client)
+            if successor is None:  # no client has a network of its own before a supernet has been searched
                 assert self.context.network.choices
                 assert not self.state.lineages
             else:
-                assert heir.architecture.network in in_use
+                assert successor.architecture.network in in_use
 
     @invariant()
     def every_open_client_has_pending_work(self) -> None:

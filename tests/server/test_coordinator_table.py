@@ -172,8 +172,8 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_submodel() -> N
 
 def test_an_export_for_an_earlier_choice_is_ignored() -> None:
     state = training(PLAN)
-    again, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
-    assert (again.clients["ada"], actions) == (state.clients["ada"], ())
+    repeated, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
+    assert (repeated.clients["ada"], actions) == (state.clients["ada"], ())
 
 
 def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
@@ -257,20 +257,20 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
     assert [describe_request(request) for request in select_requests(TaskRequest, actions)] == [(1, smaller)]
-    again, actions = step(PLAN, state, first, 3.0)
-    assert (replies(actions), again.clients) == (["duplicate"], state.clients)
+    repeated, actions = step(PLAN, state, first, 3.0)
+    assert (replies(actions), repeated.clients) == (["duplicate"], state.clients)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
     sent_task = next(action.task for action in actions if isinstance(action, SendTask))
     assert sent_task.task_id != first.task_id
     assert replies(step(PLAN, state, first, 3.0)[1]) == ["duplicate"]
 
 
-def test_a_device_that_starts_anew_gets_its_task_again() -> None:
+def test_a_restarted_device_gets_its_task_again() -> None:
     state = training(PLAN)
     same = Presence(client_id="ada", session_id="ada-1", online=True)
     assert step(PLAN, state, same, 3.0)[1] == ()
-    anew = Presence(client_id="ada", session_id="ada-2", online=True)
-    assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=_get_task(state, "ada")),)
+    restarted = Presence(client_id="ada", session_id="ada-2", online=True)
+    assert step(PLAN, state, restarted, 3.0)[1] == (SendTask(task=_get_task(state, "ada")),)
 
 
 def _get_task(state: RunState, name: str) -> Task:
@@ -358,7 +358,7 @@ def test_the_announcement_of_a_round() -> None:
     assert finished.phase == "finished"
 
 
-def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:
+def test_a_failed_export_of_models_skips_a_client_with_a_second_task() -> None:
     context = context_of(rounds=1)
     state = training(context)
     again, _ = step(context, state, refusal(context, state, "ada"), 3.0)

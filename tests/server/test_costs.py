@@ -1,4 +1,4 @@
-"""What all training has cost: told of each client when a round is closed, and of a run from all its rounds."""
+"""Costs of training: recorded for each client when a round closes, and summed over the rounds of a run."""
 
 import json
 from dataclasses import replace
@@ -70,9 +70,9 @@ SKIPPED = replace(
 )
 
 
-def result_of(*rounds: RoundRecord, **changes: Any) -> RunResult:
-    usual: dict[str, Any] = {"method": "heterofl", "method_status": "exact", "deployed": (), "model_path": None}
-    return RunResult(run_id="r", finished=True, accuracy=0.5, rounds=rounds, **{**usual, **changes})
+def build_result(*rounds: RoundRecord, **changes: Any) -> RunResult:
+    defaults: dict[str, Any] = {"method": "heterofl", "method_status": "exact", "deployed": (), "model_path": None}
+    return RunResult(run_id="r", finished=True, accuracy=0.5, rounds=rounds, **{**defaults, **changes})
 
 
 def record(number: int, seconds: float, *rows: ClientRow, model_bytes: int = 0) -> RoundRecord:
@@ -93,7 +93,7 @@ def record(number: int, seconds: float, *rows: ClientRow, model_bytes: int = 0) 
 def test_costs_by_hand() -> None:
     slow = replace(ROW, client_id="bob", forward_macs=70, took_s=9.0, expected_training_s=4.0, expected_uplink_s=2.75)
     rounds = (record(1, 10.0, ROW, slow, SKIPPED, model_bytes=700), record(2, 4.0, ROW, model_bytes=500))
-    costs = sum_costs(result_of(*rounds))
+    costs = sum_costs(build_result(*rounds))
     assert (costs.forward_macs, costs.training_macs) == (20 * (50 + 70 + 50), 3 * 20 * (50 + 70 + 50))
     assert (costs.bytes_down, costs.bytes_up, costs.storage_bytes, costs.paced) == (4 * 900, 3 * 400, 700, 1.0)
     assert costs.rounds == Timing.of([10.0, 4.0])
@@ -102,8 +102,8 @@ def test_costs_by_hand() -> None:
     assert costs.expected_clients == Timing.of([1.75, 7.0, 1.75])
 
 
-def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
-    timed = result_of(record(1, 10.0, ROW))
+def test_the_seconds_of_a_logical_clock_are_not_reported() -> None:
+    timed = build_result(record(1, 10.0, ROW))
     (standing,) = timed.without_measurements().rounds
     assert (standing.seconds, standing.clients[0].seconds, standing.clients[0].took_s) == (None, None, None)
     costs = sum_costs(timed.without_measurements())
@@ -111,35 +111,35 @@ def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
     assert costs.expected_rounds == Timing(mean_s=1.75, deviation_s=0.0, count=1)
 
 
-def test_what_clients_do_not_tell_is_not_expected() -> None:
+def test_nothing_is_expected_of_clients_without_figures() -> None:
     silent = replace(ROW, expected_training_s=0.0, expected_downlink_s=0.0, expected_uplink_s=0.0)
-    costs = sum_costs(result_of(record(1, 1.0, silent)))
+    costs = sum_costs(build_result(record(1, 1.0, silent)))
     assert (costs.expected_rounds, costs.expected_clients, costs.paced) == (None, None, 0.0)
     linked = replace(ROW, client_id="bob", expected_training_s=0.0)
-    costs = sum_costs(result_of(record(1, 1.0, ROW, linked, silent)))
+    costs = sum_costs(build_result(record(1, 1.0, ROW, linked, silent)))
     assert costs.paced == pytest.approx(1 / 3)
     assert costs.expected_clients is not None
-    assert costs.expected_clients.count == 2, "of whom nothing is known counts nowhere"
+    assert costs.expected_clients.count == 2, "a client without figures does not count"
 
 
 def test_a_run_without_a_round_has_cost_nothing() -> None:
-    assert sum_costs(result_of()) == RunCosts()
+    assert sum_costs(build_result()) == RunCosts()
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
 def test_times_are_those_of_numpy(seconds: list[float]) -> None:
-    found = Timing.of(seconds)
-    assert found is not None
-    assert found.mean_s == pytest.approx(float(np.mean(seconds)))
-    assert found.deviation_s == pytest.approx(float(np.std(seconds)), abs=1e-6)
+    timing = Timing.of(seconds)
+    assert timing is not None
+    assert timing.mean_s == pytest.approx(float(np.mean(seconds)))
+    assert timing.deviation_s == pytest.approx(float(np.std(seconds)), abs=1e-6)
     assert Timing.of(()) is None
 
 
 # --- of a client ------------------------------------------------------------------------------------------------------
 
 
-def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE) -> Close:
-    """A first round in which everybody has trained, as links and paces are told; bob's update is found damaged."""
+def play_round(context: RunContext, *, samples: int = 10, pace: float | None = PACE) -> Close:
+    """Play a first round in which every client trains, with known links and pace; bob's update is damaged."""
     state = RunState()
     for name in CLIENTS:
         state, _ = step(context, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
@@ -150,8 +150,8 @@ def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE)
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
     for name in CLIENTS:
-        claimed = replace(update(context, state, name), sample_count=samples)
-        state, _ = step(context, state, RequestDone(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
+        answer = replace(update(context, state, name), sample_count=samples)
+        state, _ = step(context, state, RequestDone(request=CheckRequest(update=answer), result=ChangeSize()), 5.5)
     event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123),
@@ -160,80 +160,80 @@ def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE)
     return next(action for action in actions if isinstance(action, Close))
 
 
-def told(context: RunContext, close: Close) -> RoundRecord:
+def build_record(context: RunContext, close: Close) -> RoundRecord:
     return build_round_record(context, close, Traffic(Topics()))
 
 
-def test_a_training_is_told_with_what_it_takes() -> None:
+def test_a_record_has_the_costs_of_training() -> None:
     epochs = 3
     context = context_of(communication_s=8.0, training=replace(config().training, epochs=epochs))
-    found = told(context, closed(context))
-    assert found.model_bytes == 123
-    for row in found.clients:
-        size = next(one for one in context.space if one.architecture_id == row.architecture_id)
+    round_record = build_record(context, play_round(context))
+    assert round_record.model_bytes == 123
+    for row in round_record.clients:
+        size = next(size for size in context.space if size.architecture_id == row.architecture_id)
         cost = estimate_cost(context.network, size, batch_size=1)
         assert (row.forward_macs, row.sample_passes, row.network) == (cost.forward_macs, 10 * epochs, "")
-        assert row.training_macs == 3 * cost.forward_macs * 10 * epochs, "of an update that is refused, too"
+        assert row.training_macs == 3 * cost.forward_macs * 10 * epochs, "a refused update counts too"
         assert row.took_s == 3.5
         assert row.expected_training_s == pytest.approx(row.training_macs / PACE)
-        # What moves on a link in all the seconds that a client gives to it, or in fewer.
+        # The transfer at the bandwidth of the link.
         assert row.expected_downlink_s == pytest.approx(8 * cost.weight_bytes / DOWN_BPS)
         assert row.expected_uplink_s == pytest.approx(8 * row.update_bytes / UP_BPS)
         assert row.expected_s == row.expected_downlink_s + row.expected_training_s + row.expected_uplink_s
-    assert [row.status for row in found.clients] == ["aggregated", "refused: too large", "aggregated"]
+    assert [row.status for row in round_record.clients] == ["aggregated", "refused: too large", "aggregated"]
 
 
-def test_samples_count_as_far_as_they_were_announced() -> None:
+def test_samples_count_up_to_the_announced_number() -> None:
     context = context_of()
     epochs = context.config.training.epochs
     for samples, counted in ((10**6, 10), (4, 4)):
-        rows = told(context, closed(context, samples=samples)).clients
+        rows = build_record(context, play_round(context, samples=samples)).clients
         assert {row.sample_passes for row in rows} == {counted * epochs}
     part = context_of(training=replace(context.config.training, round_fraction=0.3))
-    for row in told(part, closed(part)).clients:
+    for row in build_record(part, play_round(part)).clients:
         assert row.sample_passes == 3 * epochs, "of ten samples"
         assert row.expected_training_s == pytest.approx(row.training_macs / PACE)
 
 
 def test_without_a_pace_links_alone_are_expected() -> None:
     context = context_of()
-    for row in told(context, closed(context, pace=None)).clients:
+    for row in build_record(context, play_round(context, pace=None)).clients:
         assert row.expected_training_s == 0.0 < row.expected_downlink_s
 
 
-def test_a_link_of_nothing_takes_long_and_not_for_ever() -> None:
+def test_a_link_without_bandwidth_takes_long_but_a_finite_time() -> None:
     offer = Offer(budget=Budget(memory_bytes=1, downlink_bytes=0, uplink_bytes=1))
     client = ClientState(client_id="ada", device="pi", stage="answered", offer=offer)
     context = context_of()
     cost = replace(context.first.candidates[0], forward_macs=1, weight_bytes=10**12, update_bytes=2)
-    found = estimate_time(context, client, cost, context.config.training)
-    assert (found.downlink_s, found.uplink_s) == (1e9, 2 * context.config.communication_s)
+    estimate = estimate_time(context, client, cost, context.config.training)
+    assert (estimate.downlink_s, estimate.uplink_s) == (1e9, 2 * context.config.communication_s)
 
 
 def test_the_nested_submodel_of_self_distillation_is_trained_too() -> None:
     context = context_of(method=FjORD())
     roles: Roles = context.roles
     assert roles.training.for_round(context.config.training, 1).objective.distillation == "self"
-    rows = told(context, closed(context)).clients
+    rows = build_record(context, play_round(context)).clients
     costs = {
-        one.architecture_id: estimate_cost(context.network, one, batch_size=1).forward_macs for one in context.space
+        size.architecture_id: estimate_cost(context.network, size, batch_size=1).forward_macs for size in context.space
     }
     assert any(row.forward_macs > costs[row.architecture_id] for row in rows)
 
 
-def calibrating(work: Work) -> Calibrate:
+def calibrate(work: Work) -> Calibrate:
     assert isinstance(work, Train)
     return Calibrate(settings=work.settings, calibration=NORMS)
 
 
-def test_measured_norms_are_no_training() -> None:
+def test_measuring_norms_is_no_training() -> None:
     context = context_of()
-    close = closed(context)
+    close = play_round(context)
     tasks = [
-        replace(client.task, work=calibrating(client.task.work)) for client in close.clients if client.task is not None
+        replace(client.task, work=calibrate(client.task.work)) for client in close.clients if client.task is not None
     ]
     clients = tuple(replace(client, task=task) for client, task in zip(close.clients, tasks, strict=True))
-    rows = told(context, replace(close, clients=clients)).clients
+    rows = build_record(context, replace(close, clients=clients)).clients
     assert {(row.sample_passes, row.training_macs, row.expected_s) for row in rows} == {(0, 0, 0.0)}
     assert all(row.forward_macs for row in rows)
 
@@ -249,10 +249,12 @@ def test_records_of_an_earlier_release_are_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "times"), [(HeteroFL(), 1), (FedAdam(), 3)])
-def test_what_a_server_keeps_is_what_its_model_weighs(tmp_path: Path, method: AnyMethod, times: int) -> None:
-    """A server optimiser's moments are kept beside the weights."""
+def test_the_stored_model_has_the_size_of_its_tensors(tmp_path: Path, method: AnyMethod, times: int) -> None:
+    """A server optimiser keeps its moments beside the weights."""
     world = World(tmp_path, config(rounds=1, method=method), fleet())
     while not world.server.finished:
         world.turn()
     result = world.server.result()
-    assert [one.model_bytes for one in result.rounds] == [times * one.weight_bytes for one in result.networks]
+    assert [closed.model_bytes for closed in result.rounds] == [
+        times * network.weight_bytes for network in result.networks
+    ]

@@ -1,4 +1,4 @@
-"""A journal with flipped bytes, cut short, or with odd values: whoever reads it goes on, or says what is wrong."""
+"""A journal with flipped bytes, cut short, or with odd values: each reader goes on, or reports the damage."""
 
 import asyncio
 import contextlib
@@ -38,14 +38,14 @@ class Written:
     def journal(self) -> bytes:
         return (self.folder / DATABASE_NAME).read_bytes()
 
-    def copied(self, folder: Path, journal: bytes | None = None) -> Path:
-        """The state folder again, with another journal."""
-        place = folder / "state"
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(self.folder, place)
+    def copy(self, folder: Path, journal: bytes | None = None) -> Path:
+        """Copy the state folder, with another journal if given."""
+        state_folder = folder / "state"
+        shutil.rmtree(state_folder, ignore_errors=True)
+        shutil.copytree(self.folder, state_folder)
         if journal is not None:
-            (place / DATABASE_NAME).write_bytes(journal)
-        return place
+            (state_folder / DATABASE_NAME).write_bytes(journal)
+        return state_folder
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     world.run(lambda: (world.server.state.round, world.server.state.phase) == (2, "train"))
     run_id = world.server.context.run_id
     world.server.close()
-    place = folder / "state"
-    engine = open_database(place)
+    state_folder = folder / "state"
+    engine = open_database(state_folder)
     start = next(iter(Journal(engine, run_id).records())).round
     assert start == 1
     Journal(engine, run_id).save_absences([AbsenceRecord(client_id="ada", kind="silent", reason="gone", seen_at=None)])
@@ -64,15 +64,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     engine.dispose()
     for beside in ("-wal", "-shm"):
-        (place / f"{DATABASE_NAME}{beside}").unlink(missing_ok=True)
-    return Written(folder=place, settings=world.settings, run_id=run_id)
+        (state_folder / f"{DATABASE_NAME}{beside}").unlink(missing_ok=True)
+    return Written(folder=state_folder, settings=world.settings, run_id=run_id)
 
 
-def taken_up(written: Written, place: Path) -> None:
-    """What a server does that takes the run up."""
+def resume_server(written: Written, state_folder: Path) -> None:
+    """Read the journal as a server that resumes the run."""
     clock = HandClock()
-    link, exports = MemoryBroker(clock=clock).client("server"), FakeExports(place.parent / "exports")
-    server = Server(written.settings, link, Notes(), state_folder=place, exports=exports, clock=clock)
+    link, exports = MemoryBroker(clock=clock).client("server"), FakeExports(state_folder.parent / "exports")
+    server = Server(written.settings, link, Notes(), state_folder=state_folder, exports=exports, clock=clock)
     with contextlib.closing(server):
         server.open()
         server.result()
@@ -80,9 +80,9 @@ def taken_up(written: Written, place: Path) -> None:
         server.finish()
 
 
-def asked(written: Written, place: Path) -> None:
-    """What everybody asks who reads the journal beside the server."""
-    engine = open_database(place, warns=False)
+def read_journal(written: Written, state_folder: Path) -> None:
+    """Read the journal as other processes do beside the server."""
+    engine = open_database(state_folder, warns=False)
     try:
         journal = Journal(engine, written.run_id)
         journal.records(newest=1)
@@ -95,8 +95,8 @@ def asked(written: Written, place: Path) -> None:
         engine.dispose()
 
 
-def served(written: Written, place: Path) -> None:
-    """What the HTTP API answers: an exception of its own would reach this test."""
+def query_api(written: Written, state_folder: Path) -> None:
+    """Read the journal through the HTTP API; an unhandled exception would reach this test."""
 
     from subfleet.reporting.api import create_app
 
@@ -108,11 +108,11 @@ def served(written: Written, place: Path) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.get(path) for path in paths]
 
-    app = create_app(place)
+    app = create_app(state_folder)
     try:
         responses = asyncio.run(get())
     except SubfleetError as error:
-        raise AssertionError("the API must answer with a sentence") from error
+        raise AssertionError("the API must answer with an error message") from error
     for response in responses:
         if response.status_code == 500:
             assert "journal" in response.json()["detail"]
@@ -120,54 +120,54 @@ def served(written: Written, place: Path) -> None:
             assert response.status_code in (200, 404)
 
 
-READERS: tuple[Callable[[Written, Path], None], ...] = (taken_up, asked, served)
+READERS: tuple[Callable[[Written, Path], None], ...] = (resume_server, read_journal, query_api)
 
 
-def check(written: Written, place: Path) -> set[str]:
-    """Let everybody read a journal; the names of those whom it ended in a sentence."""
-    ended = set()
+def check(written: Written, state_folder: Path) -> set[str]:
+    """Let all readers read a journal; return the names of those that ended with an error message."""
+    failed = set()
     for read in READERS:
         try:
-            read(written, place)
+            read(written, state_folder)
         except SubfleetError:
-            ended.add(read.__name__)
-    return ended
+            failed.add(read.__name__)
+    return failed
 
 
-def flipped(content: bytes) -> Iterator[bytes]:
+def flip_bytes(content: bytes) -> Iterator[bytes]:
     draw = random.Random(37)
     for _ in range(FLIPS):
-        hurt = bytearray(content)
+        damaged = bytearray(content)
         # The first page has the header and the schema.
-        place = draw.randrange(draw.choice((100, 4096, len(hurt))))
-        hurt[place] ^= draw.randrange(1, 256)
-        yield bytes(hurt)
+        position = draw.randrange(draw.choice((100, 4096, len(damaged))))
+        damaged[position] ^= draw.randrange(1, 256)
+        yield bytes(damaged)
 
 
-def cut(content: bytes) -> Iterator[bytes]:
+def cut_short(content: bytes) -> Iterator[bytes]:
     draw = random.Random(38)
     yield from (content[:length] for length in (1, 16, 99, 100, 4095, 4096))
     for _ in range(CUTS):
         yield content[: draw.randrange(len(content))]
 
 
-def test_the_whole_journal_is_read_by_everybody(tmp_path: Path, written: Written) -> None:
-    assert check(written, written.copied(tmp_path)) == set()
+def test_all_readers_read_the_undamaged_journal(tmp_path: Path, written: Written) -> None:
+    assert check(written, written.copy(tmp_path)) == set()
 
 
-@pytest.mark.parametrize("hurt", [flipped, cut])
-def test_a_damaged_file_is_read_or_ends_in_a_sentence(
-    tmp_path: Path, written: Written, hurt: Callable[[bytes], Iterator[bytes]]
+@pytest.mark.parametrize("damage", [flip_bytes, cut_short])
+def test_a_damaged_file_is_read_or_reported(
+    tmp_path: Path, written: Written, damage: Callable[[bytes], Iterator[bytes]]
 ) -> None:
-    ended = [check(written, written.copied(tmp_path, content)) for content in hurt(written.journal)]
-    assert set().union(*ended) >= {"taken_up", "asked"}, "some of the damage must have been seen"
+    failed = [check(written, written.copy(tmp_path, content)) for content in damage(written.journal)]
+    assert set().union(*failed) >= {"resume_server", "read_journal"}, "some of the damage must be detected"
 
 
 COLUMNS = [str(column) for table in METADATA.sorted_tables for column in table.columns]
 
 
 @pytest.mark.parametrize(("number", "column"), list(enumerate(COLUMNS)), ids=COLUMNS)
-def test_a_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
+def test_a_value_that_no_release_writes_is_read_or_reported(
     tmp_path: Path, written: Written, number: int, column: str
 ) -> None:
     check_column(tmp_path, written, column, ODD_VALUES[number % len(ODD_VALUES)])
@@ -175,34 +175,32 @@ def test_a_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
 
 @pytest.mark.long
 @pytest.mark.parametrize("column", COLUMNS)
-def test_every_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
-    tmp_path: Path, written: Written, column: str
-) -> None:
+def test_every_value_that_no_release_writes_is_read_or_reported(tmp_path: Path, written: Written, column: str) -> None:
     check_column(tmp_path, written, column, *ODD_VALUES)
 
 
 def check_column(tmp_path: Path, written: Written, column: str, *values: object) -> None:
-    """Let everybody read a journal with each of the values in a whole column."""
+    """Let all readers read a journal with each of the values in a whole column."""
     table, name = column.split(".")
     for value in values:
-        place = written.copied(tmp_path)
-        connection = sqlite3.connect(place / DATABASE_NAME)
+        state_folder = written.copy(tmp_path)
+        connection = sqlite3.connect(state_folder / DATABASE_NAME)
         try:
-            connection.execute("PRAGMA writable_schema=ON")  # columns that must not be empty are, all the same
+            connection.execute("PRAGMA writable_schema=ON")  # allows empty values everywhere
             connection.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '')")
             connection.commit()
             connection.close()
-            connection = sqlite3.connect(place / DATABASE_NAME)
-            with contextlib.suppress(sqlite3.IntegrityError):  # a key that would be there twice
-                connection.execute(f"UPDATE {table} SET {name} = ?", (value,))  # noqa: S608 - names of our own
+            connection = sqlite3.connect(state_folder / DATABASE_NAME)
+            with contextlib.suppress(sqlite3.IntegrityError):  # a duplicate key
+                connection.execute(f"UPDATE {table} SET {name} = ?", (value,))  # noqa: S608 - names of the schema
             connection.commit()
         finally:
             connection.close()
-        check(written, place)
+        check(written, state_folder)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("state SET value = '{\"type\":\"trai\"}' WHERE part = 'at'", "at has the type 'trai', but must be one of"),
         ("state SET value = x'00'", "state.value is b"),
@@ -218,21 +216,21 @@ def check_column(tmp_path: Path, written: Written, column: str, *values: object)
         ("state SET value = '{}' WHERE part = 'written'", " is missing"),
     ],
 )
-def test_a_damaged_value_is_named_when_the_run_is_taken_up(
-    tmp_path: Path, written: Written, change: str, told: str
+def test_a_damaged_value_is_named_when_the_run_is_resumed(
+    tmp_path: Path, written: Written, change: str, message: str
 ) -> None:
-    place = written.copied(tmp_path)
-    connection = sqlite3.connect(place / DATABASE_NAME)
+    state_folder = written.copy(tmp_path)
+    connection = sqlite3.connect(state_folder / DATABASE_NAME)
     connection.execute(f"UPDATE {change}")
     connection.commit()
     connection.close()
     with pytest.raises(FileError, match=r"is damaged, or was written by another release.*restore it") as raised:
-        taken_up(written, place)
-    assert told in str(raised.value)
+        resume_server(written, state_folder)
+    assert message in str(raised.value)
 
 
-def test_a_time_that_no_clock_shows_is_damage(tmp_path: Path, written: Written) -> None:
-    engine = open_database(written.copied(tmp_path))
+def test_an_impossible_time_is_damage(tmp_path: Path, written: Written) -> None:
+    engine = open_database(written.copy(tmp_path))
     record = '{"client_id": "ada", "kind": "silent", "reason": "gone", "seen_at": 1e300}'
     with engine.begin() as connection:
         connection.execute(records.update().where(records.c.part == "absence").values(value=record))
@@ -247,9 +245,9 @@ def test_an_error_of_another_kind_is_no_damage() -> None:
 
 
 def test_the_name_of_a_journal_has_no_password(tmp_path: Path, written: Written) -> None:
-    place = written.copied(tmp_path)
-    engine = open_database(place)
+    state_folder = written.copy(tmp_path)
+    engine = open_database(state_folder)
     broken = replace(written, run_id="none")
-    with pytest.raises(FileError, match=f"the journal in {place / DATABASE_NAME} is damaged"):
+    with pytest.raises(FileError, match=f"the journal in {state_folder / DATABASE_NAME} is damaged"):
         Journal(engine, broken.run_id).load(0.0)
     engine.dispose()

@@ -1,4 +1,4 @@
-"""Data that do not go together: said before anything is trained, or refused, by what devices tell of their inputs."""
+"""Mismatched data: reported or refused before training, from the input statistics of the devices."""
 
 import re
 from dataclasses import replace
@@ -34,35 +34,35 @@ def context_with(check: DataCheck = "warn", evaluation: InputStatistics | None =
     return replace(context, evaluation_inputs=evaluation)
 
 
-def telling(name: str, inputs: InputStatistics | None = SHARES, **changes: Any) -> Profile:
+def profile_with(name: str, inputs: InputStatistics | None = SHARES, **changes: Any) -> Profile:
     return replace(profile(name), inputs=inputs, **changes)
 
 
-def measured(context: RunContext, odd: InputStatistics | None) -> tuple[RunState, list[str]]:
-    """The state after everybody has told what it has, and what people were told; "bob" is the odd one."""
-    state, said = measuring(context), list[str]()
-    events: list[Event] = [telling(name, odd if name == "bob" else SHARES) for name in CLIENTS]
+def measure_round(context: RunContext, odd: InputStatistics | None) -> tuple[RunState, list[str]]:
+    """Return the state after every client has reported its data, and the messages; "bob" is the odd one."""
+    state, messages = measuring(context), list[str]()
+    events: list[Event] = [profile_with(name, odd if name == "bob" else SHARES) for name in CLIENTS]
     events += [telemetry(context, name) for name in CLIENTS]
     for event in events:
         before = state
         state, _ = step(context, state, event, 2.0)
-        said += describe_step(context, before, state)
-    return state, said
+        messages += describe_step(context, before, state)
+    return state, messages
 
 
 @pytest.mark.parametrize("odd", [BYTES, STANDARD])
-def test_a_device_on_another_scale_is_told_of_and_takes_part(odd: InputStatistics) -> None:
-    state, said = measured(context_with(), odd)
-    warning = next(text for text in said if text.startswith("client bob: its inputs go from"))
+def test_a_device_on_another_scale_is_reported_and_takes_part(odd: InputStatistics) -> None:
+    state, messages = measure_round(context_with(), odd)
+    warning = next(text for text in messages if text.startswith("client bob: its inputs go from"))
     assert str(odd) in warning
     assert str(SHARES) in warning
-    assert not any(name in text for text in said for name in ("ada: its", "cyd: its"))
+    assert not any(name in text for text in messages for name in ("ada: its", "cyd: its"))
     assert {name: client.stage for name, client in state.clients.items()} == dict.fromkeys(CLIENTS, "preparing")
     assert {name for name, client in state.clients.items() if client.offer.data_warning} == {"bob"}
 
 
 def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:
-    state, _ = measured(context_with("refuse"), BYTES)
+    state, _ = measure_round(context_with("refuse"), BYTES)
     assert {name: client.stage for name, client in state.clients.items()} == {
         "ada": "preparing",
         "bob": "skipped",
@@ -75,24 +75,24 @@ def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:
     ("check", "evaluation", "inputs"),
     [("off", SHARES, BYTES), ("refuse", None, BYTES), ("refuse", SHARES, None), ("refuse", BYTES, BYTES)],
 )
-def test_nothing_is_said_where_nobody_looks_or_nothing_is_odd(
+def test_nothing_is_reported_if_the_check_is_off_or_nothing_is_odd(
     check: DataCheck, evaluation: InputStatistics | None, inputs: InputStatistics | None
 ) -> None:
-    assert not find_scale_warning(context_with(check, evaluation), telling("ada", inputs))
+    assert not find_scale_warning(context_with(check, evaluation), profile_with("ada", inputs))
 
 
 def test_where_most_devices_differ_the_evaluation_data_are_named() -> None:
-    profiles = {name: telling(name) for name in CLIENTS}
+    profiles = {name: profile_with(name) for name in CLIENTS}
     (text,) = compare_peers(context_with(evaluation=BYTES), profiles)
     assert text.startswith(f"the evaluation data go from {BYTES}, but the inputs of most of the 3 clients do not")
 
 
 def test_a_device_that_is_odd_among_all_others_is_named_beside_odd_evaluation_data() -> None:
-    profiles = {name: telling(name) for name in CLIENTS} | {"dan": telling("dan", BYTES)}
-    said = list(compare_peers(context_with(evaluation=BYTES), profiles))
-    assert len(said) == 2
-    assert said[1].startswith("the inputs of dan are not on the scale of most of the 4 clients")
-    assert not list(compare_peers(context_with(), {name: telling(name) for name in CLIENTS}))
+    profiles = {name: profile_with(name) for name in CLIENTS} | {"dan": profile_with("dan", BYTES)}
+    messages = list(compare_peers(context_with(evaluation=BYTES), profiles))
+    assert len(messages) == 2
+    assert messages[1].startswith("the inputs of dan are not on the scale of most of the 4 clients")
+    assert not list(compare_peers(context_with(), {name: profile_with(name) for name in CLIENTS}))
     assert not list(compare_peers(context_with("off", BYTES), profiles))
 
 
@@ -119,8 +119,8 @@ def test_samples_that_no_training_could_read_are_refused_when_a_device_joins(
 ) -> None:
     assert SHAPE == (6,)
     config = context_of(data=DataSettings(test=TEST, transform=transform)).config
-    found = find_samples_problem(config, replace(telling("ada"), **changes))
-    assert re.match(problem, found) if problem else found == ""
+    message = find_samples_problem(config, replace(profile_with("ada"), **changes))
+    assert re.match(problem, message) if problem else message == ""
 
 
 def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None:
@@ -129,16 +129,18 @@ def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None
     training = TrainingSettings(objective=ObjectiveSettings(name="next_token"))
     config = replace(context_of().config, model=model, training=training)
 
-    def problem(kind: str, most: float) -> str:
-        inputs = InputStatistics(kind=kind, minimum=0, maximum=most, mean=1, deviation=1)  # type: ignore[arg-type]
-        return find_samples_problem(config, telling("ada", inputs, input_shape=model.input_shape))
+    def find_problem(kind: str, maximum: float) -> str:
+        inputs = InputStatistics(kind=kind, minimum=0, maximum=maximum, mean=1, deviation=1)  # type: ignore[arg-type]
+        return find_samples_problem(config, profile_with("ada", inputs, input_shape=model.input_shape))
 
-    assert problem("indices", vocabulary - 1) == ""
-    assert f"go up to {vocabulary}, but the model takes indices below {vocabulary}" in problem("indices", vocabulary)
-    assert problem("numbers", 2) == "its samples are numbers, but the model takes indices"
+    assert find_problem("indices", vocabulary - 1) == ""
+    assert f"go up to {vocabulary}, but the model takes indices below {vocabulary}" in find_problem(
+        "indices", vocabulary
+    )
+    assert find_problem("numbers", 2) == "its samples are numbers, but the model takes indices"
 
 
-def test_devices_hear_what_a_transformed_sample_takes() -> None:
+def test_devices_learn_the_size_of_a_transformed_sample() -> None:
     for transform, expected in ((None, 0), (DataTransform(mean=(0.5,), deviation=(1.0,)), 0), (TRANSFORM, 24)):
         context = context_of(data=DataSettings(test=TEST, transform=transform))
         info = build_round_info(context, measuring(context), 1.0)
@@ -147,20 +149,20 @@ def test_devices_hear_what_a_transformed_sample_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transform", "taken", "problem"),
+    ("transform", "input_shape", "problem"),
     [
         (DataTransform(resize=(40,), crop=(32,)), (3, 32, 32), ""),
-        (DataTransform(resize=(40,)), (3, 32, 32), ""),  # the size is that of each picture
+        (DataTransform(resize=(40,)), (3, 32, 32), ""),  # the size depends on each picture
         (DataTransform(crop=(8,)), (64,), ""),
         (DataTransform(crop=(8,)), (3, 32, 32), "data.transform makes samples that have shape"),
         (DataTransform(channels=1, resize=(32, 32)), (3, 32, 32), "change resize, crop or channels"),
     ],
 )
 def test_a_transform_that_makes_no_sample_of_the_model_is_refused_with_the_file(
-    transform: DataTransform, taken: tuple[int, ...], problem: str
+    transform: DataTransform, input_shape: tuple[int, ...], problem: str
 ) -> None:
-    found = find_transform_problem(transform, taken)
-    assert problem in found if problem else found == ""
+    message = find_transform_problem(transform, input_shape)
+    assert problem in message if problem else message == ""
 
 
 def test_inputs_are_not_scaled_twice() -> None:

@@ -1,4 +1,4 @@
-"""Devices that go away: why is told, and a round waits for nobody who has said goodbye."""
+"""Devices that leave: the reason is reported, and no round waits for a device that has said goodbye."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,73 +28,73 @@ LOOSE = context_of(deadlines=DEADLINES, quorum=0.9)
 WHY = "it said goodbye (it was stopped)"
 
 
-def word(name: str, *, online: bool = False, reason: str = "", session: str = "1") -> Presence:
+def presence(name: str, *, online: bool = False, reason: str = "", session: str = "1") -> Presence:
     return Presence(client_id=name, session_id=f"{name}-{session}", online=online, reason=reason)
 
 
 def goodbye(name: str) -> Presence:
-    return word(name, reason="it was stopped")
+    return presence(name, reason="it was stopped")
 
 
-def stages(state: RunState) -> dict[str, tuple[str, str]]:
+def list_stages(state: RunState) -> dict[str, tuple[str, str]]:
     return {name: (client.stage, client.reason) for name, client in state.clients.items()}
 
 
-def begun(context: RunContext) -> tuple[RunState, float]:
+def begin_round(context: RunContext) -> tuple[RunState, float]:
     state = training(context)
     return state, max(member.heard_s or 0.0 for member in state.live.members.values())
 
 
 def test_a_goodbye_ends_the_wait_at_once_where_a_round_closes_at_a_quorum() -> None:
-    state, now_s = begun(LOOSE)
+    state, now_s = begin_round(LOOSE)
     before = state.clients["ada"]
     state, actions = step(LOOSE, state, goodbye("ada"), now_s + 1)
-    assert stages(state)["ada"] == ("missing", WHY)
+    assert list_stages(state)["ada"] == ("missing", WHY)
     assert before.task is None or Withdraw(task_id=before.task.task_id) in actions
     assert {client.stage for name, client in state.clients.items() if name != "ada"} == {before.stage}
 
 
-def test_in_a_strict_run_who_said_goodbye_has_a_lease_to_come_back() -> None:
-    state, now_s = begun(STRICT)
+def test_in_a_strict_run_a_device_that_said_goodbye_has_a_lease_to_come_back() -> None:
+    state, now_s = begin_round(STRICT)
     stage = state.clients["ada"].stage
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 1)
     state, _ = step(STRICT, state, Tick(), now_s + 30.9)
-    assert stages(state)["ada"] == (stage, "")
+    assert list_stages(state)["ada"] == (stage, "")
     assert "ada" in list_expected(STRICT, state, now_s + 30.9)
-    back, _ = step(STRICT, state, word("ada", online=True, session="2"), now_s + 30.9)
-    assert stages(step(STRICT, back, Tick(), now_s + 60)[0])["ada"] == (stage, "")
-    gone, _ = step(STRICT, state, Tick(), now_s + 31)
-    assert stages(gone)["ada"] == ("missing", WHY)
-    assert "ada" not in list_expected(STRICT, gone, now_s + 31)
+    back, _ = step(STRICT, state, presence("ada", online=True, session="2"), now_s + 30.9)
+    assert list_stages(step(STRICT, back, Tick(), now_s + 60)[0])["ada"] == (stage, "")
+    absent, _ = step(STRICT, state, Tick(), now_s + 31)
+    assert list_stages(absent)["ada"] == ("missing", WHY)
+    assert "ada" not in list_expected(STRICT, absent, now_s + 31)
 
 
 @pytest.mark.parametrize("context", [STRICT, LOOSE])
 def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(context: RunContext) -> None:
-    state, now_s = begun(context)
+    state, now_s = begin_round(context)
     stage = state.clients["ada"].stage
-    state, _ = step(context, state, word("ada"), now_s + 1)
+    state, _ = step(context, state, presence("ada"), now_s + 1)
     state, _ = step(context, state, Tick(), now_s + 500)
-    assert stages(state)["ada"] == (stage, "")
+    assert list_stages(state)["ada"] == (stage, "")
     state, _ = step(context, state, Tick(), state.live.entered_s + 600)
-    assert {name: reason for name, (_, reason) in stages(state).items() if name in ("ada", "bob")} == {
+    assert {name: reason for name, (_, reason) in list_stages(state).items() if name in ("ada", "bob")} == {
         "ada": "no answer came in time: the broker reported a broken connection (its will)",
         "bob": f"no answer came in time: no heartbeat for {state.live.entered_s - now_s:.0f} s",
     }
 
 
 def test_a_will_that_follows_a_goodbye_is_still_a_goodbye() -> None:
-    state, now_s = begun(STRICT)
-    for message in (goodbye("ada"), word("ada")):
+    state, now_s = begin_round(STRICT)
+    for message in (goodbye("ada"), presence("ada")):
         state, _ = step(STRICT, state, message, now_s + 1)
-    assert [one.reason for one in list_absences(STRICT, state, now_s + 1, 100.0)] == [WHY]
-    state, _ = step(STRICT, state, word("ada", online=True), now_s + 2)
+    assert [absence.reason for absence in list_absences(STRICT, state, now_s + 1, 100.0)] == [WHY]
+    state, _ = step(STRICT, state, presence("ada", online=True), now_s + 2)
     assert list(list_absences(STRICT, state, now_s + 2, 100.0)) == []
 
 
-def test_each_reason_has_its_words() -> None:
-    state, now_s = begun(STRICT)
+def test_each_absence_has_its_reason() -> None:
+    state, now_s = begin_round(STRICT)
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 5)
-    state, _ = step(STRICT, state, word("bob"), now_s + 6)
+    state, _ = step(STRICT, state, presence("bob"), now_s + 6)
     live = replace(
         state.live,
         members=state.live.members.with_items({"eve": FleetMember(), "stranger": FleetMember(session_id="s")}),
@@ -112,33 +112,33 @@ def test_each_reason_has_its_words() -> None:
     }
     refused = replace(state.clients["cyd"], stage="refused", reason="memory: 3 bytes are free")
     state = replace(state, clients={**state.clients, "cyd": refused})
-    state, _ = step(STRICT, state, word("cyd", online=True), now_s + 41)
-    assert [one.reason for one in list_absences(STRICT, state, now_s + 41, 100.0) if one.client_id == "cyd"] == [
-        "refused: memory: 3 bytes are free"
-    ]
+    state, _ = step(STRICT, state, presence("cyd", online=True), now_s + 41)
+    assert [
+        absence.reason for absence in list_absences(STRICT, state, now_s + 41, 100.0) if absence.client_id == "cyd"
+    ] == ["refused: memory: 3 bytes are free"]
 
 
-def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_path: Path) -> None:
+def test_departures_and_returns_are_reported_once_and_journaled(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     context = replace(STRICT, run_id=run_id)
     journal = Journal(engine, run_id)
     attendance, pace = Attendance(context, journal), Pace(3, lambda: 0.0)
-    state, now_s = begun(context)
+    state, now_s = begin_round(context)
     journal.save(RunState(), RunState(profiles=state.profiles))
     assert list(attendance.check(state, now_s)) == []
     state, _ = step(context, state, goodbye("ada"), now_s + 0.5)
-    assert list(attendance.check(state, now_s + 0.9)) == [], "a second is not over"
+    assert list(attendance.check(state, now_s + 0.9)) == [], "it was away for less than a second"
     assert list(attendance.check(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
     assert list(attendance.check(state, now_s + 3.0)) == []
-    (kept,) = journal.absences().values()
-    assert (kept.client_id, kept.kind, kept.reason) == ("ada", "goodbye", WHY)
-    assert kept.seen_at is not None
+    (absence,) = journal.absences().values()
+    assert (absence.client_id, absence.kind, absence.reason) == ("ada", "goodbye", WHY)
+    assert absence.seen_at is not None
     assert attendance.list_awaited(state) == (f"ada: {WHY}, last seen 2 s ago",)
-    told = pace.progress(state, attendance.list_awaited(state))
-    assert told is not None
-    assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
-    state, _ = step(context, state, word("ada", online=True, session="2"), now_s + 4)
+    progress = pace.progress(state, attendance.list_awaited(state))
+    assert progress is not None
+    assert progress.away == (f"ada: {WHY}, last seen 2 s ago",)
+    state, _ = step(context, state, presence("ada", online=True, session="2"), now_s + 4)
     assert list(attendance.check(state, now_s + 4)) == ["client ada is there again"]
     assert (journal.absences(), attendance.list_awaited(state)) == ({}, ())
     assert list(attendance.check(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
@@ -146,12 +146,12 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_server_tells_the_screen_and_goes_on_without_who_has_said_goodbye(tmp_path: Path) -> None:
+def test_a_server_reports_a_goodbye_and_goes_on_without_the_device(tmp_path: Path) -> None:
     deadlines = Deadlines(lease_s=5.0, measure_s=1e4, round_s=1e4, linger_s=0.0)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), deadlines=deadlines), fleet())
     world.run(lambda: world.server.state.phase == "train")
-    gone = world.devices.pop("cyd")
-    gone.send(Presence(client_id="cyd", session_id=gone.session_id, online=False, reason="it was stopped"))
+    departed = world.devices.pop("cyd")
+    departed.send(Presence(client_id="cyd", session_id=departed.session_id, online=False, reason="it was stopped"))
     world.run(turns=100)
     assert f"client cyd is away: {WHY}" in world.notes.messages
     assert {row.client_id: row.status for row in world.server.result().rounds[0].clients} == {
@@ -161,26 +161,28 @@ def test_a_server_tells_the_screen_and_goes_on_without_who_has_said_goodbye(tmp_
     }
 
 
-def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path) -> None:
+def test_departures_after_the_end_of_a_run_are_not_reported(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     context = replace(STRICT, run_id=run_id)
     state = join_client(context, RunState(), "eve", 1.0)
-    state, _ = step(context, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
+    state, _ = step(context, replace(state, at=Finished()), presence("eve", reason="the run is over"), 2.0)
     assert list(Attendance(context, Journal(engine, run_id)).check(state, 3.0)) == []
-    assert [one.reason for one in Journal(engine, run_id).absences().values()] == ["it said goodbye (the run is over)"]
+    assert [absence.reason for absence in Journal(engine, run_id).absences().values()] == [
+        "it said goodbye (the run is over)"
+    ]
     engine.dispose()
 
 
-def test_a_reason_is_on_the_wire_only_in_a_goodbye_so_that_older_servers_read_the_rest() -> None:
-    for message in (word("ada", online=True), word("ada")):
+def test_only_a_goodbye_encodes_a_reason_so_that_older_servers_read_the_rest() -> None:
+    for message in (presence("ada", online=True), presence("ada")):
         assert b"reason" not in encode(message)
         assert decode(encode(message)) == message
-    said = replace(goodbye("ada"), message_id="m")
-    assert encode(said) == (
+    farewell = replace(goodbye("ada"), message_id="m")
+    assert encode(farewell) == (
         b'{"client_id":"ada","kind":"presence","message_id":"m","online":false,"reason":"it was stopped","schema":3,'
         b'"session_id":"ada-1"}'
     )
-    assert decode(encode(said)) == said
+    assert decode(encode(farewell)) == farewell
     with pytest.raises(ProtocolError, match="reason has 129 characters"):
         decode(encode(goodbye("ada")).replace(b"it was stopped", b"x" * 129))

@@ -1,4 +1,4 @@
-"""What may lie on a device's disk is a part of its budget: planned before it is offered, and learned from refusals."""
+"""The disk of a device is part of its budget: planned before a task is sent, and learned from refusals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,29 +47,31 @@ from subfleet.rounds.work import (
 from subfleet.search.queue import ProgramFacts
 
 PLAN = context_of(rounds=4)
-SIZES = [TRAINED_COPIES * one.weight_bytes for one in PLAN.first.candidates]
+SIZES = [TRAINED_COPIES * candidate.weight_bytes for candidate in PLAN.first.candidates]
 
 
-def assigned(
+def assign_sizes(
     context: RunContext, state: RunState, disk_bytes: int | None, *, downlink_bps: float | None = None
 ) -> tuple[RunState, tuple[Action, ...]]:
-    """Everybody tells what it can give; the first client also what its disk holds."""
-    found: tuple[Action, ...] = ()
+    """Every client reports its telemetry; the first one also its disk budget."""
+    all_actions: tuple[Action, ...] = ()
     for name in CLIENTS:
-        told = telemetry(context, name, state.round)
+        report = telemetry(context, name, state.round)
         if name == "ada":
-            reading = Reading(memory_free_bytes=told.memory_budget_bytes, downlink_bps=downlink_bps)
-            told = replace(told, disk_budget_bytes=disk_bytes, reading=reading)
-        state, actions = step(context, state, told, 2.0)
-        found += actions
-    return perform_searches(context, state, found, 2.0)
+            reading = Reading(memory_free_bytes=report.memory_budget_bytes, downlink_bps=downlink_bps)
+            report = replace(report, disk_budget_bytes=disk_bytes, reading=reading)
+        state, actions = step(context, state, report, 2.0)
+        all_actions += actions
+    return perform_searches(context, state, all_actions, 2.0)
 
 
-def made(context: RunContext, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:
-    """A client's task is there, with weights of their true size."""
+def prepare_task(
+    context: RunContext, state: RunState, name: str, program_bytes: int
+) -> tuple[RunState, tuple[Action, ...]]:
+    """Complete the preparation of a client's task, with weights of their true size."""
     client = state.clients[name]
-    wanted = request_task(state, client)
-    assert wanted is not None
+    request = request_task(state, client)
+    assert request is not None
     assert client.size is not None
     program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(client)}", program_bytes))
     weights = blob(f"weights {size_of(client)}", context.first.estimate(client.size).weight_bytes)
@@ -77,32 +79,32 @@ def made(context: RunContext, state: RunState, name: str, program_bytes: int) ->
     return step(
         context,
         state,
-        RequestDone(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)),
+        RequestDone(request=request, result=PreparedTask(program=program, weights=weights, facts=facts)),
         2.0,
     )
 
 
-def sent(actions: tuple[Action, ...]) -> list[Task]:
+def list_sent_tasks(actions: tuple[Action, ...]) -> list[Task]:
     return [action.task for action in actions if isinstance(action, SendTask)]
 
 
-@pytest.mark.parametrize("place", range(len(SIZES)))
+@pytest.mark.parametrize("index", range(len(SIZES)))
 @pytest.mark.parametrize("method", ["heterofl", "search"])
-def test_the_largest_size_that_the_disk_holds_is_given(place: int, method: str) -> None:
+def test_the_largest_size_that_the_disk_holds_is_given(index: int, method: str) -> None:
     changes = {"method": DynamicSelection(distillation=None, estimates="estimated")} if method == "search" else {}
     context = context_of(rounds=4, **changes)
     assert len(set(SIZES)) == len(SIZES)
-    state, _ = assigned(context, measuring(context), SIZES[place])
+    state, _ = assign_sizes(context, measuring(context), SIZES[index])
     ada, bob = state.clients["ada"], state.clients["bob"]
     if method == "heterofl":
-        assert (ada.size, ada.limit) == (context.space[place], "disk" if place < len(SIZES) - 1 else "")
+        assert (ada.size, ada.limit) == (context.space[index], "disk" if index < len(SIZES) - 1 else "")
     assert ada.size is not None
-    assert context.first.estimate(ada.size).disk_bytes <= SIZES[place]
-    assert (bob.size, bob.limit) == (context.space[-1], ""), "it tells nothing of its disk"
+    assert context.first.estimate(ada.size).disk_bytes <= SIZES[index]
+    assert (bob.size, bob.limit) == (context.space[-1], ""), "it reports no disk budget"
 
 
-def test_a_disk_that_holds_nothing_is_told_by_its_name() -> None:
-    state, _ = assigned(PLAN, measuring(PLAN), SIZES[0] - 1)
+def test_a_full_disk_is_named_as_the_limit() -> None:
+    state, _ = assign_sizes(PLAN, measuring(PLAN), SIZES[0] - 1)
     ada = state.clients["ada"]
     assert (ada.stage, ada.limit, ada.lasts) == ("skipped", "disk", "passing")
     assert ada.reason == (
@@ -111,43 +113,45 @@ def test_a_disk_that_holds_nothing_is_told_by_its_name() -> None:
     )
 
 
-def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_same_round() -> None:
-    """As the device weighs it: the program, the weights, the update and its copy."""
+def test_a_program_that_leaves_no_room_is_replaced_by_a_smaller_size_in_the_same_round() -> None:
+    """A task takes its program, weights, update and a copy of the update, as on the device."""
     program_bytes = SIZES[-1]
-    state, _ = assigned(PLAN, measuring(PLAN), program_bytes + SIZES[1])
-    assert state.clients["ada"].size == PLAN.space[-1], "nothing is known of the program yet"
+    state, _ = assign_sizes(PLAN, measuring(PLAN), program_bytes + SIZES[1])
+    assert state.clients["ada"].size == PLAN.space[-1], "the program is not known yet"
     tasks: list[Task] = []
     for _ in (3, 2, 1):
         assert not tasks
-        state, actions = made(PLAN, state, "ada", program_bytes)
-        tasks = sent(actions)
+        state, actions = prepare_task(PLAN, state, "ada", program_bytes)
+        tasks = list_sent_tasks(actions)
     (task,) = tasks
     assert (task.architecture, state.clients["ada"].limit) == (PLAN.space[1], "disk")
     assert needed_bytes(task) == program_bytes + SIZES[1]
-    assert state.clients["ada"].attempt == 0, "no attempt was used up, as nothing was refused"
+    assert state.clients["ada"].attempt == 0, "a size that was not refused uses no attempt"
 
 
 def test_a_known_program_counts_when_sizes_are_chosen() -> None:
-    state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
-    ask = build_question(PLAN, state, state.clients["ada"])
-    known = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
-    ask = replace(ask, written={PLAN.space[2].architecture_id: known})
-    assert ask.why_not(PLAN.first.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
-    assert ask.find_exceeded(PLAN.first.candidates[2]) == {"disk"}
-    assert ask.allows(PLAN.first.candidates[1])
+    state, _ = assign_sizes(PLAN, measuring(PLAN), SIZES[2])
+    question = build_question(PLAN, state, state.clients["ada"])
+    written = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
+    question = replace(question, written={PLAN.space[2].architecture_id: written})
+    assert (
+        question.why_not(PLAN.first.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
+    )
+    assert question.find_exceeded(PLAN.first.candidates[2]) == {"disk"}
+    assert question.allows(PLAN.first.candidates[1])
 
 
-def refused_for_the_disk(state: RunState, available_bytes: int) -> RunState:
-    """A device that tells nothing of its disk refuses its task, and says what may be written."""
-    state, _ = made(PLAN, state, "ada", 100)
-    told = refusal(PLAN, state, "ada", available_bytes=available_bytes)
-    return step(PLAN, state, replace(told, reason="disk", detail="too large"), 3.0)[0]
+def refuse_for_disk(state: RunState, available_bytes: int) -> RunState:
+    """A device without a reported disk budget refuses its task, with the number of free bytes."""
+    state, _ = prepare_task(PLAN, state, "ada", 100)
+    refused = refusal(PLAN, state, "ada", available_bytes=available_bytes)
+    return step(PLAN, state, replace(refused, reason="disk", detail="too large"), 3.0)[0]
 
 
-def closed(state: RunState) -> RunState:
+def close_round(state: RunState) -> RunState:
     for name in CLIENTS:
         if state.clients[name].stage == "preparing":
-            state, _ = made(PLAN, state, name, 100)
+            state, _ = prepare_task(PLAN, state, name, 100)
         state, _ = step(
             PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
         )
@@ -158,39 +162,39 @@ def closed(state: RunState) -> RunState:
     return step(PLAN, state, event, 4.0)[0]
 
 
-def test_a_refusal_with_a_number_is_answered_with_what_fits_and_teaches_the_rounds_after_it(tmp_path: Path) -> None:
-    state, _ = assigned(PLAN, measuring(PLAN), None)
-    state = refused_for_the_disk(state, SIZES[1] + 100)
+def test_a_refusal_with_a_budget_is_answered_with_what_fits_and_remembered_in_later_rounds(tmp_path: Path) -> None:
+    state, _ = assign_sizes(PLAN, measuring(PLAN), None)
+    state = refuse_for_disk(state, SIZES[1] + 100)
     ada = state.clients["ada"]
     assert (ada.size, ada.limit, ada.attempt) == (PLAN.space[1], "disk", 1)
-    state = closed(state)
+    state = close_round(state)
     engine = open_database(tmp_path)
     Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
     engine = open_database(tmp_path)
     loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
     assert loaded.disks == state.disks == {"ada": SIZES[1] + 100}
-    later, _ = assigned(PLAN, state, None)
+    later, _ = assign_sizes(PLAN, state, None)
     assert (later.clients["ada"].size, later.clients["ada"].limit) == (PLAN.space[1], "disk")
-    told, _ = assigned(PLAN, state, SIZES[-1] + 100)
-    assert told.clients["ada"].size == PLAN.space[-1], "what it tells itself is newer"
-    anew, _ = step(PLAN, state, replace(state.profiles["ada"], session_id="ada-2"), 5.0)
-    assert anew.disks == {}
+    reported, _ = assign_sizes(PLAN, state, SIZES[-1] + 100)
+    assert reported.clients["ada"].size == PLAN.space[-1], "its own report is newer"
+    restarted, _ = step(PLAN, state, replace(state.profiles["ada"], session_id="ada-2"), 5.0)
+    assert restarted.disks == {}
 
 
-def test_what_cannot_come_within_the_round_is_not_sent() -> None:
-    """A program of 1 MB at 16 kbit/s takes 500 s, and the weights the rest; what it had last is not fetched again."""
+def test_a_program_that_cannot_arrive_within_the_round_is_not_sent() -> None:
+    """A program of 1 MB at 16 kbit/s takes 500 s, and the weights the rest; unchanged files are not fetched again."""
     context = context_of(communication_s=600.0)
-    state, _ = assigned(context, measuring(context), None, downlink_bps=16_000.0)
-    state, actions = made(context, state, "ada", 1_199_999)
-    assert sent(actions) == []
+    state, _ = assign_sizes(context, measuring(context), None, downlink_bps=16_000.0)
+    state, actions = prepare_task(context, state, "ada", 1_199_999)
+    assert list_sent_tasks(actions) == []
     assert state.clients["ada"].limit == "link"
-    state, actions = made(context, state, "ada", 1_190_000)
-    assert len(sent(actions)) == 1
+    state, actions = prepare_task(context, state, "ada", 1_190_000)
+    assert len(list_sent_tasks(actions)) == 1
 
 
-def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() -> None:
+def test_scoring_candidates_share_the_disk() -> None:
     context = context_of(rounds=4, method=FedFA(choice="score"))
-    state, _ = assigned(context, measuring(context), 7900)
+    state, _ = assign_sizes(context, measuring(context), 7900)
     client = state.clients["ada"]
     assert len(client.proposals) == 4
     candidates = tuple(
@@ -202,11 +206,11 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
         )
         for size in client.proposals
     )
-    wanted = request_task(state, client)
-    assert wanted is not None
-    _, actions = step(context, state, RequestDone(request=wanted, result=candidates), 2.0)
-    (task,) = sent(actions)
-    assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]
+    request = request_task(state, client)
+    assert request is not None
+    _, actions = step(context, state, RequestDone(request=request, result=candidates), 2.0)
+    (task,) = list_sent_tasks(actions)
+    assert [program.blob for program in task.programs] == [candidate.program.blob for candidate in candidates[:3]]
     assert needed_bytes(task) == 6000
 
 
@@ -217,7 +221,7 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
 def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
     disk_bytes: int | None, targets: list[str]
 ) -> None:
-    state, _ = assigned(PLAN, measuring(PLAN), None)
+    state, _ = assign_sizes(PLAN, measuring(PLAN), None)
     client = state.clients["ada"]
     assert client.offer.budget is not None
     client = replace(client, offer=replace(client.offer, budget=replace(client.offer.budget, disk_bytes=disk_bytes)))
@@ -231,7 +235,7 @@ def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
 @pytest.mark.parametrize("disk_bytes", [2000, 1999])
 def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -> None:
     context = context_of(rounds=1)
-    state, _ = assigned(context, measuring(context), 10**6)
+    state, _ = assign_sizes(context, measuring(context), 10**6)
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
         state, _ = step(
@@ -257,26 +261,26 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
     state = replace(state, clients={**state.clients, "ada": client})
     program = ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000))
     model = ModelFile(target="onnx", file="model.onnx", max_abs_diff=None)
-    wanted = ModelsRequest(participant=state.clients["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
+    request = ModelsRequest(participant=state.clients["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
     state, actions = step(
-        context, state, RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
+        context, state, RequestDone(request=request, result=ExportedModels(programs=(program,), models=(model,))), 5.0
     )
     if disk_bytes == 2000:
-        (task,) = sent(actions)
+        (task,) = list_sent_tasks(actions)
         assert needed_bytes(task) == 2000
         assert state.clients["ada"].models == (model,)
     else:
-        assert sent(actions) == []
+        assert list_sent_tasks(actions) == []
         assert state.clients["ada"].reason == "none of its models fits twice on the 1999 bytes of its disk"
 
 
 @pytest.mark.slow
-def test_a_board_of_an_earlier_release_is_offered_what_is_too_large_once_in_a_run(tmp_path: Path) -> None:
-    """It tells nothing of its disk before it refuses; headers make a task larger than its sizes tell."""
+def test_a_board_of_an_earlier_release_is_sent_a_task_that_is_too_large_once_in_a_run(tmp_path: Path) -> None:
+    """It reports no disk budget before it refuses; headers make a task larger than the sum of its sizes."""
     most_bytes = SIZES[-1]
 
-    def refuse(given: Task) -> tuple[str, int | None] | None:
-        return ("disk", most_bytes) if given.client_id == "ada" and needed_bytes(given) > most_bytes else None
+    def refuse(task: Task) -> tuple[str, int | None] | None:
+        return ("disk", most_bytes) if task.client_id == "ada" and needed_bytes(task) > most_bytes else None
 
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet(refuse=refuse))
     world.run()

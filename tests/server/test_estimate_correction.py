@@ -1,4 +1,4 @@
-"""Exact plans correct the cost estimates that a search goes by, and decide in the end."""
+"""Exact memory plans correct the cost estimates of a search, and decide in the end."""
 
 import itertools
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ LARGEST = PLAN.first.candidates[-1]
 WIDTHS = tuple(name for name, axis in sorted(PLAN.network.axes.items()) if axis.kind == "channel")
 
 
-def asked(memory_bytes: int, written: Mapping[str, WrittenSize]) -> AssignmentContext:
+def assignment_context(memory_bytes: int, written: Mapping[str, WrittenSize]) -> AssignmentContext:
     return AssignmentContext(
         networks={"": PLAN.network},
         candidates=PLAN.first.candidates,
@@ -34,91 +34,93 @@ def asked(memory_bytes: int, written: Mapping[str, WrittenSize]) -> AssignmentCo
     )
 
 
-def planned(factor: float, *candidates: Candidate) -> dict[str, WrittenSize]:
-    """Candidates whose programs are planned to take so much more than their cost estimate."""
+def plan_sizes(factor: float, *candidates: Candidate) -> dict[str, WrittenSize]:
+    """Written sizes with plans of `factor` times the cost estimates of their candidates."""
     return {
-        one.architecture.architecture_id: WrittenSize(
-            size=one.architecture,
-            facts=ProgramFacts(planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"])),
+        candidate.architecture.architecture_id: WrittenSize(
+            size=candidate.architecture,
+            facts=ProgramFacts(planned_peak_bytes=int(factor * candidate.training_memory_bytes["onnx"])),
         )
-        for one in candidates
+        for candidate in candidates
     }
 
 
-def chosen(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> Candidate:
-    """What the search would give, whether it has a program or not."""
-    found = method.roles().assigner.assign(ask)
-    assert found.candidate is not None
+def choose(context: AssignmentContext, method: DynamicSelection = CORRECTED) -> Candidate:
+    """The size that the search prefers, whether it has a program or not."""
+    assignment = method.roles().assigner.assign(context)
+    assert assignment.candidate is not None
     return PLAN.first.estimate(
-        found.candidate.architecture if found.requested is None else found.requested.program.size
+        assignment.candidate.architecture if assignment.requested is None else assignment.requested.program.size
     )
 
 
-def whole(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> bool:
-    """Whether the search would give the largest submodel, under whatever name."""
-    return chosen(ask, method).architecture.architecture_id == LARGEST.architecture.architecture_id
+def is_largest(context: AssignmentContext, method: DynamicSelection = CORRECTED) -> bool:
+    """Whether the search prefers the largest submodel, under any name."""
+    return choose(context, method).architecture.architecture_id == LARGEST.architecture.architecture_id
 
 
 def test_without_plans_a_little_of_the_budget_is_kept_back() -> None:
     estimate = LARGEST.training_memory_bytes["onnx"]
-    assert not whole(asked(estimate, {}))
-    assert whole(asked(estimate, {}), replace(CORRECTED, estimates="estimated"))
-    assert whole(asked(int(1.04 * estimate), {}))
+    assert not is_largest(assignment_context(estimate, {}))
+    assert is_largest(assignment_context(estimate, {}), replace(CORRECTED, estimates="estimated"))
+    assert is_largest(assignment_context(int(1.04 * estimate), {}))
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
 def test_plans_move_what_is_given(factor: float) -> None:
-    written = planned(factor, *PLAN.first.candidates[:4])
+    written = plan_sizes(factor, *PLAN.first.candidates[:4])
     estimate = LARGEST.training_memory_bytes["onnx"]
-    assert whole(asked(int(1.01 * factor * estimate), written))
-    smaller = chosen(asked(int(0.99 * factor * estimate), written))
+    assert is_largest(assignment_context(int(1.01 * factor * estimate), written))
+    smaller = choose(assignment_context(int(0.99 * factor * estimate), written))
     assert smaller.training_memory_bytes["onnx"] < estimate
 
 
 def test_one_plan_far_above_its_estimate_does_not_make_all_dear() -> None:
-    sizes = itertools.product(*([Prefix(size=kept) for kept in (4, 8)] for _ in WIDTHS))
-    architectures = (Architecture(axes=tuple(zip(WIDTHS, one, strict=True))) for one in sizes)
-    odd, *others = (PLAN.first.estimate(one) for one in architectures)
-    written = {**planned(1.0, *others), **planned(3.0, odd)}
+    products = itertools.product(*([Prefix(size=size) for size in (4, 8)] for _ in WIDTHS))
+    architectures = (Architecture(axes=tuple(zip(WIDTHS, prefixes, strict=True))) for prefixes in products)
+    outlier, *rest = (PLAN.first.estimate(architecture) for architecture in architectures)
+    written = {**plan_sizes(1.0, *rest), **plan_sizes(3.0, outlier)}
     assert len(written) > 10
-    assert whole(asked(int(1.01 * LARGEST.training_memory_bytes["onnx"]), written))
+    assert is_largest(assignment_context(int(1.01 * LARGEST.training_memory_bytes["onnx"]), written))
 
 
 def test_of_few_plans_the_dearest_counts() -> None:
-    one, other, *_ = PLAN.first.candidates
-    written = {**planned(1.0, one), **planned(1.25, other)}
+    first, second, *_ = PLAN.first.candidates
+    written = {**plan_sizes(1.0, first), **plan_sizes(1.25, second)}
     estimate = LARGEST.training_memory_bytes["onnx"]
-    assert whole(asked(int(1.26 * estimate), written))
-    assert not whole(asked(int(1.24 * estimate), written))
+    assert is_largest(assignment_context(int(1.26 * estimate), written))
+    assert not is_largest(assignment_context(int(1.24 * estimate), written))
 
 
 def test_a_written_size_counts_by_its_own_plan() -> None:
     estimate = LARGEST.training_memory_bytes["onnx"]
-    known = planned(1.5, LARGEST)
-    assert not whole(asked(int(1.4 * estimate), {**known, **planned(1.0, *PLAN.first.candidates[:-1])}))
-    assert whole(asked(int(1.6 * estimate), known))
+    known = plan_sizes(1.5, LARGEST)
+    assert not is_largest(
+        assignment_context(int(1.4 * estimate), {**known, **plan_sizes(1.0, *PLAN.first.candidates[:-1])})
+    )
+    assert is_largest(assignment_context(int(1.6 * estimate), known))
 
 
 def test_sizes_without_a_program_correct_nothing() -> None:
     broken = {
-        one.architecture.architecture_id: WrittenSize(
-            size=one.architecture, facts=ProgramFacts(planned_peak_bytes=None)
+        candidate.architecture.architecture_id: WrittenSize(
+            size=candidate.architecture, facts=ProgramFacts(planned_peak_bytes=None)
         )
-        for one in PLAN.first.candidates[:2]
+        for candidate in PLAN.first.candidates[:2]
     }
-    assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))
+    assert is_largest(assignment_context(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))
 
 
 def test_plans_of_a_target_that_has_no_estimates_correct_nothing() -> None:
     unknown = {
         key: replace(size, estimate=replace(PLAN.first.estimate(size.size), training_memory_bytes={}))
-        for key, size in planned(3.0, *PLAN.first.candidates[:2]).items()
+        for key, size in plan_sizes(3.0, *PLAN.first.candidates[:2]).items()
     }
-    assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), unknown))
+    assert is_largest(assignment_context(int(1.04 * LARGEST.training_memory_bytes["onnx"]), unknown))
 
 
 def test_the_answer_does_not_depend_on_the_order_in_which_plans_came() -> None:
-    written = {**planned(1.2, *PLAN.first.candidates[:2]), **planned(0.9, *PLAN.first.candidates[2:4])}
-    turned = dict(reversed(written.items()))
+    written = {**plan_sizes(1.2, *PLAN.first.candidates[:2]), **plan_sizes(0.9, *PLAN.first.candidates[2:4])}
+    reordered = dict(reversed(written.items()))
     budget_bytes = int(0.9 * LARGEST.training_memory_bytes["onnx"])
-    assert chosen(asked(budget_bytes, written)) == chosen(asked(budget_bytes, turned))
+    assert choose(assignment_context(budget_bytes, written)) == choose(assignment_context(budget_bytes, reordered))

@@ -1,4 +1,4 @@
-"""Devices evaluate the model after a round: who is asked, what counts, and what people are told."""
+"""Devices evaluate the model after a round: which clients are asked, which answers count, and what is reported."""
 
 import json
 import statistics
@@ -49,8 +49,8 @@ CONTEXT = context_of(evaluation=EACH, rounds=3)
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def aggregated(context: RunContext, held_out: Mapping[str, int], *, number: int = 1) -> Outcome:
-    """A round was aggregated at second 5, in which all took part; these hold samples out."""
+def aggregate_rounds(context: RunContext, held_out: Mapping[str, int], *, number: int = 1) -> Outcome:
+    """The state after rounds in which all clients took part, the last aggregated at second 5."""
     state, actions = RunState(), tuple[Action, ...]()
     for name in CLIENTS:
         state, _ = step(context, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
@@ -75,40 +75,40 @@ def aggregated(context: RunContext, held_out: Mapping[str, int], *, number: int 
     return state, actions
 
 
-def asked(context: RunContext = CONTEXT, **held_out: int) -> Outcome:
-    return aggregated(context, held_out or dict.fromkeys(CLIENTS, HELD_OUT))
+def start_evaluation(context: RunContext = CONTEXT, **held_out: int) -> Outcome:
+    return aggregate_rounds(context, held_out or dict.fromkeys(CLIENTS, HELD_OUT))
 
 
-def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
+def complete_request(request: EvaluationRequest, planned_bytes: int = 1000) -> Event:
     program = ProgramRef(program_id="evaluates", target="onnx", blob=blob("evaluates"))
     facts = ProgramFacts(planned_peak_bytes=planned_bytes)
-    return RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
+    return RequestDone(request=request, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
 
 
-def given_out(context: RunContext = CONTEXT, **held_out: int) -> RunState:
-    """Everybody who is asked has its task since second 6."""
-    state, actions = asked(context, **held_out)
-    for wanted in select_requests(EvaluationRequest, actions):
-        state, _ = step(context, state, made(wanted), 6.0)
+def send_tasks(context: RunContext = CONTEXT, **held_out: int) -> RunState:
+    """Every client that is asked has its task since second 6."""
+    state, actions = start_evaluation(context, **held_out)
+    for request in select_requests(EvaluationRequest, actions):
+        state, _ = step(context, state, complete_request(request), 6.0)
     return state
 
 
 def task(state: RunState, name: str) -> Task:
-    found = state.clients[name].task
-    assert found is not None
-    return found
+    evaluation = state.clients[name].task
+    assert evaluation is not None
+    return evaluation
 
 
-def said(context: RunContext, state: RunState, name: str, now_s: float = 7.0, **changes: Any) -> Outcome:
+def answer(context: RunContext, state: RunState, name: str, now_s: float = 7.0, **changes: Any) -> Outcome:
     return step(context, state, replace(build_evaluation(task(state, name), HELD_OUT), **changes), now_s)
 
 
-def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
+def find_close(actions: tuple[Action, ...]) -> CloseEvaluation:
     return next(action for action in actions if isinstance(action, CloseEvaluation))
 
 
-def told(actions: tuple[Action, ...]) -> dict[str, str]:
-    record = build_evaluation_record(CONTEXT, closed(actions), Traffic(Topics("main")))
+def list_statuses(actions: tuple[Action, ...]) -> dict[str, str]:
+    record = build_evaluation_record(CONTEXT, find_close(actions), Traffic(Topics("main")))
     return {row.client_id: row.status for row in record.clients}
 
 
@@ -117,7 +117,7 @@ ERRORS = MetricSums(
 )
 
 
-# --- when, and whom -----------------------------------------------------------------------------------------------
+# --- when it is due, and for which clients ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,32 +131,32 @@ ERRORS = MetricSums(
     ],
 )
 def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Evaluations, due: tuple[int, ...]) -> None:
-    assert tuple(number for number in (1, 2, 3) if evaluation.due(number, 3)) == due
+    assert tuple(number for number in (1, 2, 3) if evaluation.is_due(number, 3)) == due
     context = context_of(evaluation=evaluation, rounds=3)
-    state, _ = aggregated(context, dict.fromkeys(CLIENTS, HELD_OUT))
+    state, _ = aggregate_rounds(context, dict.fromkeys(CLIENTS, HELD_OUT))
     assert (state.phase == "evaluate") == (1 in due)
 
 
 def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
-    state, actions = asked(ada=HELD_OUT, cyd=HELD_OUT)
+    state, actions = start_evaluation(ada=HELD_OUT, cyd=HELD_OUT)
     assert state.phase == "evaluate"
-    assert [one.participant.client_id for one in select_requests(EvaluationRequest, actions)] == ["ada", "cyd"]
-    nobody, actions = aggregated(CONTEXT, {})
+    assert [request.participant.client_id for request in select_requests(EvaluationRequest, actions)] == ["ada", "cyd"]
+    nobody, actions = aggregate_rounds(CONTEXT, {})
     assert (nobody.phase, select_requests(EvaluationRequest, actions)) == ("measure", [])
 
 
 def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() -> None:
-    state = given_out()
+    state = send_tasks()
     for name, client in state.clients.items():
-        given = task(state, name)
+        evaluation = task(state, name)
         last = state.last[name]
-        assert given.architecture == last.architecture
-        assert isinstance(given.work, Evaluate)
-        assert (given.work.settings.batch_size, given.work.settings.per_class) == (
+        assert evaluation.architecture == last.architecture
+        assert isinstance(evaluation.work, Evaluate)
+        assert (evaluation.work.settings.batch_size, evaluation.work.settings.per_class) == (
             CONTEXT.training(1).program_batch_size,
             False,
         )
-        assert given.task_id == f"run/r1/{name}/evaluate"
+        assert evaluation.task_id == f"run/r1/{name}/evaluate"
         assert client.stage == "out"
     info = build_round_info(CONTEXT, state, 7.0)
     assert info is not None
@@ -164,40 +164,42 @@ def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() ->
 
 
 def test_a_few_are_asked_in_each_step_and_each_once() -> None:
-    names = tuple(f"c{place:03}" for place in range(2 * AT_ONCE + 1))
+    names = tuple(f"c{number:03}" for number in range(2 * AT_ONCE + 1))
     context = replace(CONTEXT, config=replace(CONTEXT.config, min_clients=1))
-    state, _ = asked(context)
+    state, _ = start_evaluation(context)
     client, member = state.last["ada"], state.live.members["ada"]
     profiles = state.profiles.with_items({name: replace(state.profiles["ada"], client_id=name) for name in names})
     live = replace(state.live, members=state.live.members.with_items(dict.fromkeys(names, member)))
     last = {name: replace(client, client_id=name) for name in names}
     state = replace(state, profiles=profiles, live=live, last=last, clients={})
-    found = []
+    requested = []
     for _ in range(6):
         state, actions = step(context, state, Tick(), 6.0)
-        wanted = [one.participant.client_id for one in select_requests(EvaluationRequest, actions)]
-        assert len(wanted) <= AT_ONCE
-        found += wanted
-    assert found == [*names]
+        batch = [request.participant.client_id for request in select_requests(EvaluationRequest, actions)]
+        assert len(batch) <= AT_ONCE
+        requested += batch
+    assert requested == [*names]
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
 def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
-    state = given_out()
+    state = send_tasks()
     for name in CLIENTS[:-1]:
-        state, actions = said(CONTEXT, state, name)
+        state, actions = answer(CONTEXT, state, name)
         assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["accepted"]
         assert any(isinstance(action, Withdraw) for action in actions)
-        again, actions = said(CONTEXT, state, name, loss=9.0)
+        again, actions = answer(CONTEXT, state, name, loss=9.0)
         assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["duplicate"]
         assert again.clients == state.clients
     last = build_evaluation(task(state, CLIENTS[-1]), HELD_OUT)
     state, actions = step(CONTEXT, state, last, 8.0)
-    assert told(actions) == dict.fromkeys(CLIENTS, "evaluated")
+    assert list_statuses(actions) == dict.fromkeys(CLIENTS, "evaluated")
     assert state.phase == "measure"
-    assert {name: (one.round, one.loss) for name, one in state.evaluated.items()} == dict.fromkeys(CLIENTS, (1, 1.0))
+    assert {name: (evaluation.round, evaluation.loss) for name, evaluation in state.evaluated.items()} == dict.fromkeys(
+        CLIENTS, (1, 1.0)
+    )
     late, actions = step(CONTEXT, state, last, 9.0)
     assert answers(actions, last.message_id) == ["duplicate"]
     assert late.evaluated == state.evaluated
@@ -220,44 +222,44 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
-    state = given_out()
-    after, actions = said(CONTEXT, state, "ada", **changes)
+    state = send_tasks()
+    after, actions = answer(CONTEXT, state, "ada", **changes)
     acks = [action.ack for action in actions if hasattr(action, "ack")]
-    assert [(one.status, reason in one.reason) for one in acks] == [("refused", True)]
+    assert [(ack.status, reason in ack.reason) for ack in acks] == [("refused", True)]
     assert after.clients == state.clients
 
 
 def test_classes_are_counted_where_that_was_asked() -> None:
     context = context_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
-    state = given_out(context)
-    asked_for = task(state, "ada").work
-    assert isinstance(asked_for, Evaluate)
-    assert asked_for.settings.per_class
+    state = send_tasks(context)
+    work = task(state, "ada").work
+    assert isinstance(work, Evaluate)
+    assert work.settings.per_class
     after = state
     for counts, status in (((9, 1), "refused"), ((5, 4, 1), "accepted")):
         right = (1,) * len(counts)
-        after, actions = said(
+        after, actions = answer(
             context, state, "ada", class_counts=counts, class_correct=right, accuracy=len(right) / HELD_OUT
         )
-        (action,) = (one for one in actions if hasattr(one, "ack"))
+        (action,) = (action for action in actions if hasattr(action, "ack"))
         assert action.ack.status == status
-    row = next(one for one in after.clients.values() if one.client_id == "ada")
-    assert row.evaluated is not None
-    assert row.evaluated.class_correct == (1, 1, 1)
+    client = next(client for client in after.clients.values() if client.client_id == "ada")
+    assert client.evaluated is not None
+    assert client.evaluated.class_correct == (1, 1, 1)
 
 
 def test_an_update_is_no_answer_to_an_evaluation_and_the_other_way_round() -> None:
-    state = given_out()
+    state = send_tasks()
     _, actions = step(CONTEXT, state, update(CONTEXT, state, "ada"), 7.0)
     assert [action.ack.status for action in actions if hasattr(action, "ack")] == ["refused"]
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains() -> None:
-    state = given_out()
-    no = Refusal(
+    state = send_tasks()
+    refusal = Refusal(
         task_id=task(state, "ada").task_id,
         run_id="run",
         round=1,
@@ -265,19 +267,19 @@ def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains()
         reason="runtime",
         detail="it lacks an operator",
     )
-    state, _ = step(CONTEXT, state, no, 7.0)
+    state, _ = step(CONTEXT, state, refusal, 7.0)
     assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("refused", "runtime: it lacks an operator")
     assert state.unfit == {}
 
 
 def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
-    state, actions = asked()
+    state, actions = start_evaluation()
     ada, bob, cyd = select_requests(EvaluationRequest, actions)
     state, _ = step(CONTEXT, state, RequestFailed(request=ada, reason="export failed: no"), 6.0)
-    state, _ = step(CONTEXT, state, made(bob, 10**12), 6.0)
-    state, _ = step(CONTEXT, state, made(cyd), 6.0)
-    state, actions = said(CONTEXT, state, "cyd")
-    assert told(actions) == {
+    state, _ = step(CONTEXT, state, complete_request(bob, 10**12), 6.0)
+    state, _ = step(CONTEXT, state, complete_request(cyd), 6.0)
+    state, actions = answer(CONTEXT, state, "cyd")
+    assert list_statuses(actions) == {
         "ada": "skipped: export failed: no",
         "bob": "skipped: the evaluation needs 1000000000000 bytes of memory and the budget is 1000000000",
         "cyd": "evaluated",
@@ -285,8 +287,8 @@ def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
 
 
 def test_what_fails_late_of_the_round_before_takes_nobodys_client() -> None:
-    """A program that trains fails when its client is already asked to evaluate."""
-    state, _ = asked()
+    """A training program fails when its client already has to evaluate."""
+    state, _ = start_evaluation()
     client = state.clients["ada"].participant
     assert client is not None
     late = TaskRequest(participant=client, round=1, attempt=0, target="onnx")
@@ -294,26 +296,26 @@ def test_what_fails_late_of_the_round_before_takes_nobodys_client() -> None:
 
 
 def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> None:
-    state = given_out()
-    state, _ = said(CONTEXT, state, "ada")
+    state = send_tasks()
+    state, _ = answer(CONTEXT, state, "ada")
     late_s = 5.0 + CONTEXT.config.deadlines.evaluate_s
     assert step(CONTEXT, state, Tick(), late_s - 0.1)[0].phase == "evaluate"
     after, actions = step(CONTEXT, state, Tick(), late_s)
     missing = "missing: no answer came in time: no heartbeat for 303 s"
-    assert told(actions) == {"ada": "evaluated", "bob": missing, "cyd": missing}
+    assert list_statuses(actions) == {"ada": "evaluated", "bob": missing, "cyd": missing}
     assert {action.task_id for action in actions if isinstance(action, Withdraw)} == {
         f"run/r1/{name}/evaluate" for name in ("bob", "cyd")
     }
     assert after.phase != "evaluate"
     quick = context_of(evaluation=EACH, rounds=3, quorum=0.6)
-    state = given_out()
-    state, _ = said(quick, state, "ada")
-    state, actions = said(quick, state, "bob")
-    assert told(actions)["cyd"] == "missing: the evaluation closed at its quorum"
+    state = send_tasks()
+    state, _ = answer(quick, state, "ada")
+    state, actions = answer(quick, state, "bob")
+    assert list_statuses(actions)["cyd"] == "missing: the evaluation closed at its quorum"
 
 
 def test_whoever_starts_anew_is_sent_its_task_again() -> None:
-    state = given_out()
+    state = send_tasks()
     anew = Presence(client_id="ada", session_id="ada-2", online=True)
     _, actions = step(CONTEXT, state, anew, 7.0)
     assert [action.task for action in actions if isinstance(action, SendTask)] == [task(state, "ada")]
@@ -326,23 +328,23 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
     journal = Journal(engine, run_id)
-    state, actions = asked()
-    wanted = select_requests(EvaluationRequest, actions)
-    early, _ = step(CONTEXT, state, made(wanted[0]), 6.0)
-    done, _ = said(CONTEXT, early, "ada")
-    part, _ = step(CONTEXT, done, made(wanted[1]), 6.0)
+    state, actions = start_evaluation()
+    requests = select_requests(EvaluationRequest, actions)
+    early, _ = step(CONTEXT, state, complete_request(requests[0]), 6.0)
+    done, _ = answer(CONTEXT, early, "ada")
+    part, _ = step(CONTEXT, done, complete_request(requests[1]), 6.0)
     journal.save(RunState(), part)
-    found = journal.load(9.0)
-    assert (found.phase, found.clients, found.evaluated) == ("evaluate", part.clients, {})
-    again = list_resume_actions(CONTEXT, found)
+    loaded = journal.load(9.0)
+    assert (loaded.phase, loaded.clients, loaded.evaluated) == ("evaluate", part.clients, {})
+    again = list_resume_actions(CONTEXT, loaded)
     assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
-    assert select_requests(EvaluationRequest, again) == [wanted[2]]
+    assert select_requests(EvaluationRequest, again) == [requests[2]]
     late, actions = step(CONTEXT, part, Tick(), 5.0 + CONTEXT.config.deadlines.evaluate_s)
-    close = closed(actions)
+    close = find_close(actions)
     journal.save(part, late, close=close, record=build_evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
-    found = journal.load(9.0)
-    assert (found.evaluated, found.settled) == (late.evaluated, late.settled)
-    assert "run/r1/ada/evaluate" in found.settled
+    loaded = journal.load(9.0)
+    assert (loaded.evaluated, loaded.settled) == (late.evaluated, late.settled)
+    assert "run/r1/ada/evaluate" in loaded.settled
     (record,) = journal.evaluations()
     assert [(row.client_id, row.status.split(":")[0]) for row in record.clients] == [
         ("ada", "evaluated"),
@@ -355,11 +357,13 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(3, marks=pytest.mark.long)])
 def test_a_server_that_is_killed_anywhere_comes_to_the_same(kills: int, tmp_path: Path) -> None:
-    def evaluate(weights: Mapping[str, Any], given: Task) -> tuple[float, float]:
+    def evaluate(weights: Mapping[str, Any], evaluation_task: Task) -> tuple[float, float]:
         return float(sum(np.abs(array).sum() for array in weights.values())), 0.5
 
-    behaviours = {name: replace(one, held_out_count=HELD_OUT, evaluate=evaluate) for name, one in fleet().items()}
-    told_of: list[tuple[Any, ...]] = []
+    behaviours = {
+        name: replace(behaviour, held_out_count=HELD_OUT, evaluate=evaluate) for name, behaviour in fleet().items()
+    }
+    outcomes: list[tuple[Any, ...]] = []
     for every in (0, kills):
         settings = config(rounds=3, evaluation=EACH, deadlines=Deadlines(linger_s=0.0))
         world = World(tmp_path / str(every), settings, behaviours)
@@ -370,10 +374,12 @@ def test_a_server_that_is_killed_anywhere_comes_to_the_same(kills: int, tmp_path
             if every and turn % every == 0:
                 world.kill_server()
         result = world.server.result()
-        rows = [[(row.client_id, row.loss, row.status) for row in one.clients] for one in result.evaluations]
-        told_of.append((rows, world.model_bytes()))
-        assert [one.round for one in result.evaluations] == [1, 2, 3]
+        rows = [
+            [(row.client_id, row.loss, row.status) for row in evaluation.clients] for evaluation in result.evaluations
+        ]
+        outcomes.append((rows, world.model_bytes()))
+        assert [evaluation.round for evaluation in result.evaluations] == [1, 2, 3]
         plain = json.loads(json.dumps(build_summary("test", result)))
         assert plain["evaluation"]["loss"]["mean"] == pytest.approx(statistics.fmean(row[1] or 0.0 for row in rows[-1]))
-    assert told_of[0] == told_of[1]
-    assert len({row[1] for row in told_of[0][0][-1]}) > 1 or len({row[0] for row in told_of[0][0][-1]}) == 3
+    assert outcomes[0] == outcomes[1]
+    assert len({row[1] for row in outcomes[0][0][-1]}) > 1 or len({row[0] for row in outcomes[0][0][-1]}) == 3

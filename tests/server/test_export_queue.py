@@ -1,4 +1,4 @@
-"""Programs that are written ahead of the rounds that want them."""
+"""Programs that are written before the rounds that need them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,52 +46,54 @@ SEARCH = DynamicSelection(distillation=None, estimates="estimated")
 
 
 class RequestedPrograms:
-    """An assignment that wants a place of the space for each client, and gives the smallest until it is written.
+    """An assigner that requests a size of the space per client, by index, and gives the smallest until it is written.
 
-    Each loses a little more by smaller places. One that is never content wants its own again where it is written.
+    Smaller sizes lose a little more. If not `content`, it requests a size even after that is written.
     """
 
-    def __init__(self, *, content: bool = True, **places: int) -> None:
+    def __init__(self, *, content: bool = True, **indices: int) -> None:
         self.content = content
-        self.places = places
+        self.indices = indices
         self.seen: list[AssignmentContext] = []
 
-    def __call__(self, ask: AssignmentContext) -> Assignment:
-        self.seen.append(ask)
-        place = self.places.get(ask.draw.client_id, 0)
-        wanted = ask.candidates[place]
-        ready = wanted == ask.candidates[0] or (self.content and wanted.architecture.architecture_id in ask.written)
-        if ready and ask.allows(wanted):
-            return Assignment(candidate=wanted)
-        requested_program = RequestedProgram(
-            program=SizedProgram(size=wanted.architecture, target=ask.target), lost=(30 - place) / 100
+    def __call__(self, inputs: AssignmentContext) -> Assignment:
+        self.seen.append(inputs)
+        index = self.indices.get(inputs.draw.client_id, 0)
+        choice = inputs.candidates[index]
+        ready = choice == inputs.candidates[0] or (
+            self.content and choice.architecture.architecture_id in inputs.written
         )
-        return Assignment(candidate=ask.candidates[0], requested=None if ready else requested_program)
+        if ready and inputs.allows(choice):
+            return Assignment(candidate=choice)
+        requested_program = RequestedProgram(
+            program=SizedProgram(size=choice.architecture, target=inputs.target), lost=(30 - index) / 100
+        )
+        return Assignment(candidate=inputs.candidates[0], requested=None if ready else requested_program)
 
 
-def wishing(requested_programs: RequestedPrograms, **changes: Any) -> RunContext:
+def context_requesting(requested_programs: RequestedPrograms, **changes: Any) -> RunContext:
     context = context_of(**changes)
     return replace(context, roles=with_steps(context.roles, assign=requested_programs))
 
 
-def asked(context: RunContext, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[SizedProgram]]:
-    """Everybody has told what it can give; what is then to be written."""
-    found: tuple[Action, ...] = ()
+def assign_all(context: RunContext, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[SizedProgram]]:
+    """Every client sends telemetry and is assigned a size; returns the programs that are to be written."""
+    all_actions: tuple[Action, ...] = ()
     for name in CLIENTS:
         state, actions = step(context, state, telemetry(context, name, state.round), now_s)
-        found += actions
+        all_actions += actions
     assert state.phase == "train"
-    state, found = perform_searches(context, state, found, now_s)
-    return state, [one.program for one in select_requests(ProgramRequest, found)]
+    state, all_actions = perform_searches(context, state, all_actions, now_s)
+    return state, [request.program for request in select_requests(ProgramRequest, all_actions)]
 
 
 def _estimate_bytes(context: RunContext, size: Architecture | None) -> int:
     return 0 if size is None else context.first.estimate(size).training_memory_bytes["onnx"]
 
 
-def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
-    """Everybody's program plans what its cost estimate says, and everybody's update is stored."""
-    found: tuple[Action, ...] = ()
+def train_all(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
+    """Every program's plan equals its cost estimate, and every update is stored."""
+    all_actions: tuple[Action, ...] = ()
     for name in CLIENTS:
         event = prepared(context, state, name, planned_peak_bytes=_estimate_bytes(context, state.clients[name].size))
         state, _ = step(context, state, event, now_s)
@@ -101,11 +103,11 @@ def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[R
             RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
             now_s,
         )
-        found += actions
-    return state, found
+        all_actions += actions
+    return state, all_actions
 
 
-def aggregated(context: RunContext, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
+def aggregate(context: RunContext, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
     """The round is closed, and the next one is announced."""
     event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
@@ -117,24 +119,24 @@ def aggregated(context: RunContext, state: RunState, now_s: float = 4.0) -> tupl
     return state, close
 
 
-def written(context: RunContext, state: RunState, *, trainable: bool = True) -> RunState:
-    """All of the queue is written, as planned by cost estimates; or the target can train none of it."""
+def write_queue(context: RunContext, state: RunState, *, trainable: bool = True) -> RunState:
+    """Write all of the queue, with plans equal to the cost estimates, or with none if the target cannot train it."""
     for queued in state.queue:
         peak_bytes = _estimate_bytes(context, queued.size) if trainable else None
         state, _ = step(context, state, program_result(state, queued, peak_bytes), 3.0)
     return state
 
 
-def places(context: RunContext, queue: list[SizedProgram] | tuple[SizedProgram, ...]) -> list[int]:
+def indices_of(context: RunContext, queue: list[SizedProgram] | tuple[SizedProgram, ...]) -> list[int]:
     sizes = [size.architecture_id for size in context.space]
     return [sizes.index(queued.size.architecture_id) for queued in queue]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, [3]), (2, [3, 1]), (4, [3, 1])])
 def test_a_round_begins_so_many_programs_and_those_first_that_most_want(limit: int, expected: list[int]) -> None:
-    context = wishing(RequestedPrograms(ada=1, bob=3, cyd=3), exports_per_round=limit)
-    state, exports = asked(context, measuring(context))
-    assert places(context, exports) == places(context, state.queue) == expected
+    context = context_requesting(RequestedPrograms(ada=1, bob=3, cyd=3), exports_per_round=limit)
+    state, exports = assign_all(context, measuring(context))
+    assert indices_of(context, exports) == indices_of(context, state.queue) == expected
     assert {client.size.architecture_id for client in state.clients.values() if client.size} == {
         context.space[0].architecture_id
     }
@@ -142,49 +144,49 @@ def test_a_round_begins_so_many_programs_and_those_first_that_most_want(limit: i
 
 def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
     requested_programs = RequestedPrograms(ada=2, bob=2, cyd=2)
-    context = wishing(requested_programs, exports_per_round=1)
+    context = context_requesting(requested_programs, exports_per_round=1)
     state = measuring(context)
     other = replace(state.profiles["cyd"], runtimes=("executorch",))
     state = replace(state, profiles=state.profiles.with_items({"cyd": other}))
-    state, first = asked(context, state)
-    state, _ = aggregated(context, written(context, trained(context, state)[0]))
-    state, second = asked(context, state)
-    assert [(one.size, one.target) for one in (*first, *second)] == [
+    state, first = assign_all(context, state)
+    state, _ = aggregate(context, write_queue(context, train_all(context, state)[0]))
+    state, second = assign_all(context, state)
+    assert [(program.size, program.target) for program in (*first, *second)] == [
         (context.space[2], "onnx"),
         (context.space[2], "executorch"),
     ]
-    smallest, wanted = context.space[0].architecture_id, context.space[2].architecture_id
-    assert [set(ask.written) for ask in requested_programs.seen[3:]] == [
-        {smallest, wanted},
-        {smallest, wanted},
+    smallest, preferred = context.space[0].architecture_id, context.space[2].architecture_id
+    assert [set(inputs.written) for inputs in requested_programs.seen[3:]] == [
+        {smallest, preferred},
+        {smallest, preferred},
         {smallest},
     ]
 
 
 def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
     requested_programs = RequestedPrograms(ada=1, bob=2, cyd=3)
-    context = wishing(
+    context = context_requesting(
         requested_programs, exports_per_round=1, rounds=4, quorum=0.9
     )  # not strict: a round does not wait for the queue
-    state, begun = asked(context, measuring(context))
-    state, _ = aggregated(context, trained(context, state)[0])
-    state, more = asked(context, state)
-    assert places(context, state.queue) == [1, 2], "the first is still under way"
-    assert places(context, [*begun, *more]) == [1, 2]
+    state, begun = assign_all(context, measuring(context))
+    state, _ = aggregate(context, train_all(context, state)[0])
+    state, more = assign_all(context, state)
+    assert indices_of(context, state.queue) == [1, 2], "the first is still under way"
+    assert indices_of(context, [*begun, *more]) == [1, 2]
     state, _ = step(context, state, program_result(state, begun[0], 1000), 3.0)
-    state, _ = aggregated(context, trained(context, state)[0])
-    state, last = asked(context, state)
-    assert places(context, last) == [3]
-    assert places(context, state.queue) == [2, 3]
+    state, _ = aggregate(context, train_all(context, state)[0])
+    state, last = assign_all(context, state)
+    assert indices_of(context, last) == [3]
+    assert indices_of(context, state.queue) == [2, 3]
     assert state.clients["ada"].size == context.space[1]
     assert request_program(state.clients["ada"]) is None
 
 
 def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() -> None:
-    context = wishing(RequestedPrograms(content=False, ada=2))
-    state, begun = asked(context, measuring(context))
-    state, _ = aggregated(context, written(context, trained(context, state)[0]))
-    state, again = asked(context, state)
+    context = context_requesting(RequestedPrograms(content=False, ada=2))
+    state, begun = assign_all(context, measuring(context))
+    state, _ = aggregate(context, write_queue(context, train_all(context, state)[0]))
+    state, again = assign_all(context, state)
     assert (len(begun), again, state.queue) == (1, [], ())
     assert request_program(state.clients["ada"]) == RequestedProgram(
         program=SizedProgram(size=context.space[2], target="onnx"), lost=0.28
@@ -193,8 +195,8 @@ def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() 
 
 def test_a_program_counts_from_the_next_round_on() -> None:
     requested_programs = RequestedPrograms(ada=2, bob=2, cyd=2)
-    context = wishing(requested_programs)
-    state, (queued,) = asked(context, measuring(context))
+    context = context_requesting(requested_programs)
+    state, (queued,) = assign_all(context, measuring(context))
     state, _ = step(context, state, program_result(state, queued, 777), 3.0)
     assert (state.queue, state.written[queued.key].facts.planned_peak_bytes, state.written[queued.key].run_attempt) == (
         (),
@@ -204,7 +206,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     state, _ = step(context, state, prepared(context, state, "ada"), 3.0)
     step(context, state, refusal(context, state, "ada", available_bytes=10**6), 3.0)
     assert requested_programs.seen[-1].below is not None, "it asked again within the round"
-    assert all(not ask.written for ask in requested_programs.seen), "also what its own tasks were made of counts later"
+    assert all(not inputs.written for inputs in requested_programs.seen), "programs of its own tasks count later too"
     state = replace(
         state, clients=MappingProxyType({**state.clients, "ada": replace(state.clients["ada"], stage="done")})
     )
@@ -216,20 +218,20 @@ def test_a_program_counts_from_the_next_round_on() -> None:
             RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
             3.0,
         )
-    state, close = aggregated(context, state)
+    state, close = aggregate(context, state)
     assert close.exported == 2
-    asked(context, state)
+    assign_all(context, state)
     assert requested_programs.seen[-1].written == {
-        context.space[place].architecture_id: WrittenSize(
-            size=context.space[place], facts=ProgramFacts(planned_peak_bytes=peak)
+        context.space[index].architecture_id: WrittenSize(
+            size=context.space[index], facts=ProgramFacts(planned_peak_bytes=peak)
         )
-        for place, peak in ((0, 1000), (2, 777))
+        for index, peak in ((0, 1000), (2, 777))
     }
 
 
 def test_what_was_never_queued_is_not_taken_for_written() -> None:
-    context = wishing(RequestedPrograms(ada=2))
-    state, (queued,) = asked(context, measuring(context))
+    context = context_requesting(RequestedPrograms(ada=2))
+    state, (queued,) = assign_all(context, measuring(context))
     stray = replace(queued, target="executorch")
     assert step(context, state, program_result(state, stray, 1), 3.0) == (state, ())
     once, _ = step(context, state, program_result(state, queued, 1), 3.0)
@@ -241,9 +243,9 @@ def is_aggregating(actions: tuple[Action, ...]) -> bool:
 
 
 def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> None:
-    context = wishing(RequestedPrograms(ada=1, bob=2))
-    state, exports = asked(context, measuring(context))
-    state, actions = trained(context, state)
+    context = context_requesting(RequestedPrograms(ada=1, bob=2))
+    state, exports = assign_all(context, measuring(context))
+    state, actions = train_all(context, state)
     assert (state.phase, is_aggregating(actions)) == ("train", False)
     state, actions = step(context, state, program_result(state, exports[0], 1), 5.0)
     assert (state.phase, is_aggregating(actions)) == ("train", False)
@@ -252,8 +254,8 @@ def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> 
 
 
 def test_the_deadline_ends_the_wait_for_the_queue() -> None:
-    context = wishing(RequestedPrograms(ada=1), deadlines=Deadlines(round_s=60.0))
-    state, _ = trained(context, asked(context, measuring(context))[0])
+    context = context_requesting(RequestedPrograms(ada=1), deadlines=Deadlines(round_s=60.0))
+    state, _ = train_all(context, assign_all(context, measuring(context))[0])
     assert step(context, state, Tick(), 61.9)[0].phase == "train"
     state, actions = step(context, state, Tick(), 62.0)
     assert (state.phase, is_aggregating(actions), len(state.queue)) == ("aggregate", True, 1)
@@ -261,8 +263,8 @@ def test_the_deadline_ends_the_wait_for_the_queue() -> None:
 
 
 def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue() -> None:
-    context = wishing(RequestedPrograms(ada=1), quorum=0.9)
-    state, actions = trained(context, asked(context, measuring(context))[0])
+    context = context_requesting(RequestedPrograms(ada=1), quorum=0.9)
+    state, actions = train_all(context, assign_all(context, measuring(context))[0])
     assert (state.phase, is_aggregating(actions), len(state.queue)) == ("aggregate", True, 1)
 
 
@@ -284,65 +286,65 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
         written=broken,
         search=search_of(context),
     )
-    found = context.roles.assigner.assign(base)
-    assert found.candidate is not None
-    assert found.candidate.architecture.architecture_id not in broken
-    assert found.requested is None or found.requested.program.size.architecture_id not in broken
-    last = found.candidate.architecture
+    assignment = context.roles.assigner.assign(base)
+    assert assignment.candidate is not None
+    assert assignment.candidate.architecture.architecture_id not in broken
+    assert assignment.requested is None or assignment.requested.program.size.architecture_id not in broken
+    last = assignment.candidate.architecture
     everything = {**broken, last.architecture_id: WrittenSize(size=last, facts=ProgramFacts(planned_peak_bytes=None))}
     again = context.roles.assigner.assign(replace(base, written=everything, previous=last))
     assert again.candidate is None or again.candidate.architecture.architecture_id not in everything
 
 
-def _told(context: RunContext, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[SizedProgram]]:
-    found: tuple[Action, ...] = ()
+def _assign(context: RunContext, state: RunState, budgets: Mapping[str, int]) -> tuple[RunState, list[SizedProgram]]:
+    all_actions: tuple[Action, ...] = ()
     for name in CLIENTS:
         event = telemetry(context, name, state.round, memory_bytes=budgets[name])
         state, actions = step(context, state, event, 2.0)
-        found += actions
-    state, found = perform_searches(context, state, found, 2.0)
-    return state, [one.program for one in select_requests(ProgramRequest, found)]
+        all_actions += actions
+    state, all_actions = perform_searches(context, state, all_actions, 2.0)
+    return state, [request.program for request in select_requests(ProgramRequest, all_actions)]
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
 """Between the sizes of the uniform space, and above the largest."""
 
 
-def _searched_once(context: RunContext) -> RunState:
-    """The first round of a search, up to its end."""
-    state, exports = _told(context, measuring(context), BUDGETS)
+def _run_first_round(context: RunContext) -> RunState:
+    """The first round of a search, until all updates are stored."""
+    state, exports = _assign(context, measuring(context), BUDGETS)
     assert exports, "what fits best has no program yet"
-    return trained(context, state)[0]
+    return train_all(context, state)[0]
 
 
 def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> None:
     context = context_of(method=SEARCH)
-    state = _searched_once(context)
+    state = _run_first_round(context)
     queued = state.queue
-    state, _ = aggregated(context, written(context, state, trainable=False))
-    state, again = _told(context, state, BUDGETS)
-    gone = {one.key for one in queued}
-    assert not gone & {one.key for one in again}
+    state, _ = aggregate(context, write_queue(context, state, trainable=False))
+    state, again = _assign(context, state, BUDGETS)
+    unwritable = {program.key for program in queued}
+    assert not unwritable & {program.key for program in again}
     for client in state.clients.values():
         assert client.size is not None
-        assert f"onnx/{client.size.architecture_id}" not in gone
+        assert f"onnx/{client.size.architecture_id}" not in unwritable
 
 
 def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -> None:
     context = context_of(method=SEARCH)
-    state = _searched_once(context)
-    wanted = {
+    state = _run_first_round(context)
+    requested = {
         name: None if (requested_program := request_program(client)) is None else requested_program.program.size
         for name, client in state.clients.items()
     }
-    state, close = aggregated(context, written(context, state))
+    state, close = aggregate(context, write_queue(context, state))
     record = build_round_record(context, close, Traffic(Topics()))
-    # Three first programs, of which clients may share one, and those for the next round.
+    # The first programs, which clients may share, and those for the next round.
     assert record.programs_written == len({row.architecture_id for row in record.clients}) + len(
-        set(wanted.values()) - {None}
+        set(requested.values()) - {None}
     )
     for row in record.clients:
-        better = wanted[row.client_id]
+        better = requested[row.client_id]
         if better is None:
             assert (row.requested, row.parameters_lost) == ("", 0.0)
             continue
@@ -350,28 +352,28 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
         assert row.parameters_lost == pytest.approx(1 - row.parameters / context.first.estimate(better).parameters)
         assert row.parameters_lost > 0
     assert {row.requested for row in record.clients} != {""}
-    state, exports = _told(context, state, BUDGETS)
-    given = {client.size for client in state.clients.values()}
-    assert {f"onnx/{size.architecture_id}" for size in given if size} <= {
+    state, exports = _assign(context, state, BUDGETS)
+    assigned = {client.size for client in state.clients.values()}
+    assert {f"onnx/{size.architecture_id}" for size in assigned if size} <= {
         known.program.key for known in state.written.values()
     }
-    assert given & {size for size in wanted.values() if size}
-    state = trained(context, state)[0]
-    record = build_round_record(context, aggregated(context, written(context, state))[1], Traffic(Topics()))
+    assert assigned & {size for size in requested.values() if size}
+    state = train_all(context, state)[0]
+    record = build_round_record(context, aggregate(context, write_queue(context, state))[1], Traffic(Topics()))
     assert record.programs_written == len(exports)
 
 
 @pytest.mark.parametrize("phase", ["train", "aggregate"])
 def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
-    context = wishing(RequestedPrograms(ada=1, bob=2), quorum=1.0 if phase == "train" else 0.9)
-    state, exports = asked(context, measuring(context))
-    state, _ = trained(context, state)
+    context = context_requesting(RequestedPrograms(ada=1, bob=2), quorum=1.0 if phase == "train" else 0.9)
+    state, exports = assign_all(context, measuring(context))
+    state, _ = train_all(context, state)
     assert state.phase == phase
-    found = [one.program for one in select_requests(ProgramRequest, list_resume_actions(context, state))]
-    assert found == exports
+    resumed = [request.program for request in select_requests(ProgramRequest, list_resume_actions(context, state))]
+    assert resumed == exports
     state, _ = step(context, state, program_result(state, exports[0], 1), 5.0)
-    found = [one.program for one in select_requests(ProgramRequest, list_resume_actions(context, state))]
-    assert found == exports[1:]
+    resumed = [request.program for request in select_requests(ProgramRequest, list_resume_actions(context, state))]
+    assert resumed == exports[1:]
 
 
 @pytest.mark.slow
@@ -380,7 +382,7 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     journal = Journal(engine, run_id)
-    state = _searched_once(context)
+    state = _run_first_round(context)
     state, _ = step(context, state, program_result(state, state.queue[0], 5000), 3.0)
     assert state.pool
     assert state.queue
@@ -388,8 +390,8 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     loaded = Journal(open_database(tmp_path), run_id).load(9.0)
     assert (loaded.pool, loaded.queue, dict(loaded.written)) == (state.pool, state.queue, dict(state.written))
     there, back = (
-        _told(fresh, aggregated(fresh, replace(one, live=replace(one.live, members=state.live.members)))[0], BUDGETS)
-        for fresh, one in ((context, state), (context_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
+        _assign(fresh, aggregate(fresh, replace(run, live=replace(run.live, members=state.live.members)))[0], BUDGETS)
+        for fresh, run in ((context, state), (context_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
     )
     assert [(client.size, request_program(client)) for client in there[0].clients.values()] == [
         (client.size, request_program(client)) for client in back[0].clients.values()

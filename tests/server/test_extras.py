@@ -1,4 +1,4 @@
-"""Clients for which nobody waits: they are asked beside the others, and their telemetry holds nobody up."""
+"""Extra clients, which no round waits for: they get tasks beside the selected ones, and delay nobody."""
 
 from dataclasses import replace
 
@@ -37,14 +37,14 @@ from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
 from subfleet.testing.rounds import with_steps
 
-# --- who is chosen ------------------------------------------------------------------------------------------------
+# --- selection ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [None, Oort()])
-@pytest.mark.parametrize("wanted", [1, 2])
-def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, wanted: int) -> None:
+@pytest.mark.parametrize("drawn_count", [1, 2])
+def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, drawn_count: int) -> None:
     settings = {} if method is None else {"method": method}
-    context = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=wanted, **settings)
+    context = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=drawn_count, **settings)
     state = measuring(context)
     for name in ("dan", "eve", "fay"):
         state = join_client(context, state, name, 1.0)
@@ -59,17 +59,17 @@ def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, want
     )
     state = hand_out_tasks(context, state, 2.0, *everyone)
     chosen = {name for name, client in state.clients.items() if client.stage == "out"}
-    assert len(chosen & set(extras)) == wanted
+    assert len(chosen & set(extras)) == drawn_count
     without = hand_out_tasks(context, plain, 2.0, "ada", "bob", "fay")
     assert chosen - set(extras) == {name for name, client in without.clients.items() if client.stage == "out"}
-    assert len(chosen) == 2 * wanted
+    assert len(chosen) == 2 * drawn_count
 
 
 def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
-    found = list[tuple[str, ...]]()
+    selections = list[tuple[str, ...]]()
 
     def last_two(selecting: SelectionContext) -> Selection:
-        found.append(tuple(one.client_id for one in selecting.clients))
+        selections.append(tuple(client.client_id for client in selecting.clients))
         return Selection(clients=("bob", "cyd"), memory=selecting.memory)
 
     context = replace(CONTEXT, roles=with_steps(CONTEXT.roles, select=last_two))
@@ -77,7 +77,7 @@ def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(2))
     state = hand_out_tasks(context, state, 2.0)
-    assert found == [CLIENTS]
+    assert selections == [CLIENTS]
     assert {name for name, client in state.clients.items() if client.stage == "out"} == {"bob", "cyd"}
 
 
@@ -100,8 +100,8 @@ def test_all_take_part_in_a_round_that_measures_norms() -> None:
 # --- telemetry ----------------------------------------------------------------------------------------------------
 
 
-def untold(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """All but cyd tell what they can give; cyd beats."""
+def report_all_but_cyd(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """All clients but cyd send telemetry; cyd sends a heartbeat."""
     for name in OTHERS:
         state, _ = step(context, state, telemetry(context, name, state.round), now_s)
     beat = Presence(client_id="cyd", session_id="cyd-1", online=True)
@@ -123,7 +123,7 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
     third = (0.0, "it has not answered the last 2 announcements, and the round does not wait for it")
     for count, (seconds, reason) in enumerate((LATE, second, third), 1):
         assert state.phase == "measure"
-        state = untold(context, state, state.live.entered_s)
+        state = report_all_but_cyd(context, state, state.live.entered_s)
         state = close_after(context, state, seconds) if seconds else state
         assert (state.phase, state.clients["cyd"].reason, count_misses(state, "cyd", "telemetry")) == (
             "train",

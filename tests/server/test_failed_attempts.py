@@ -1,4 +1,4 @@
-"""A round in which nothing was aggregated uses up no number: it is attempted again, and the run says what it awaits."""
+"""A round that aggregates nothing keeps its number: it is attempted again, and the run reports what it waits for."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from server.coordinator_cases import (
 from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 from server.test_calibration import with_calibration
-from server.test_selection import drawn
+from server.test_selection import draw
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -43,39 +43,39 @@ LOGS = context_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(
 LITTLE = 10
 
 
-def measuring_again(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """Everybody says again what it can give."""
+def measure_again(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """All clients send telemetry again."""
     for name in CLIENTS:
         state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     return state
 
 
-def starved(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """Nobody has memory for anything."""
+def starve_all(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """No client has memory for any submodel."""
     for name in CLIENTS:
         state, _ = step(context, state, telemetry(context, name, state.round, LITTLE, attempt=state.attempt), now_s)
     return state
 
 
-def refused(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """Everybody is given a task, and nobody does it."""
+def refuse_all(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """All clients get a task and refuse it."""
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
-        told = replace(refusal(context, state, name), reason="data")
-        state, _ = step(context, state, told, now_s)
+        message = replace(refusal(context, state, name), reason="data")
+        state, _ = step(context, state, message, now_s)
     return state
 
 
-def silent(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """Everybody is given a task, and nobody answers."""
+def let_time_out(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """All clients get a task, and none answers."""
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     return step(context, state, Tick(), state.live.entered_s + context.config.deadlines.round_s)[0]
 
 
-def unusable(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """Everybody answers with what cannot be aggregated after all."""
+def return_unusable(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """All clients answer with updates that cannot be aggregated."""
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
@@ -97,15 +97,15 @@ def unusable(context: RunContext, state: RunState, now_s: float) -> RunState:
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (refused, "refused: data: as told"),
-        (silent, "missing: no answer came in time"),
-        (unusable, "refused: too large"),
+        (refuse_all, "refused: data: as told"),
+        (let_time_out, "missing: no answer came in time"),
+        (return_unusable, "refused: too large"),
     ],
 )
 def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
     end: Callable[[RunContext, RunState, float], RunState], why: str
 ) -> None:
-    state = end(LIVE, measuring_again(LIVE, measuring(LIVE), 2.0), 3.0)
+    state = end(LIVE, measure_again(LIVE, measuring(LIVE), 2.0), 3.0)
     assert (state.phase, state.round, state.aggregated_round, state.attempt) == ("waiting", 1, 0, 1)
     assert state.failed_attempts.waits_for == f"ada, bob, cyd {why}"
     early, _ = step(LIVE, state, Tick(), state.live.entered_s + 0.9)
@@ -119,7 +119,7 @@ def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
 
 
 def test_nobody_with_room_for_anything_is_no_round_either() -> None:
-    state = starved(LIVE, measuring(LIVE), 2.0)
+    state = starve_all(LIVE, measuring(LIVE), 2.0)
     assert (state.phase, state.round, state.aggregated_round, state.attempt) == ("waiting", 1, 0, 1)
     assert state.failed_attempts.waits_for.startswith("ada, bob, cyd skipped: no submodel fits: the smallest needs")
 
@@ -128,7 +128,7 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
     context = context_of(clock=None, deadlines=Deadlines(attempts_s=40.0, pause_s=2.0, longest_pause_s=9.0))
     state, pauses = measuring(context), []
     while state.phase != "failed":
-        state = starved(context, state, state.live.entered_s)
+        state = starve_all(context, state, state.live.entered_s)
         paused_s = state.live.attempt_times.pause_s
         if state.phase == "waiting":
             pauses.append(paused_s)
@@ -145,15 +145,15 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
 
 def test_the_deadline_of_the_next_round_begins_anew() -> None:
     context = context_of(clock=None, deadlines=Deadlines(attempts_s=40.0, lease_s=1e4))
-    state = starved(context, measuring(context), 2.0)
+    state = starve_all(context, measuring(context), 2.0)
     state, _ = step(context, state, Tick(), 3.0)
-    state = aggregated(context, measuring_again(context, state, 20.0), 20.0)
+    state = aggregate_round(context, measure_again(context, state, 20.0), 20.0)
     assert (state.phase, state.round, state.attempt, state.failed_attempts.waits_for) == ("measure", 2, 0, "")
-    state = starved(context, state, 44.0)
+    state = starve_all(context, state, 44.0)
     assert (state.phase, state.attempt, state.live.attempt_times.pause_s) == ("waiting", 1, 1.0)
 
 
-def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
+def aggregate_round(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Everybody trains, and the round is closed."""
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), now_s)
@@ -172,11 +172,11 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
 
 
 def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
-    state = starved(LOGS, starved(LOGS, measuring(LOGS), 2.0), 2.0)
+    state = starve_all(LOGS, starve_all(LOGS, measuring(LOGS), 2.0), 2.0)
     info = build_round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.attempt, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
-    state = aggregated(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
+    state = aggregate_round(LOGS, measure_again(LOGS, state, 2.0), 2.0)
     info = build_round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.attempt, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
@@ -186,20 +186,20 @@ def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
     state = measuring(LOGS)
     for count in range(1, 5):
         assert state.phase == "measure"
-        state = starved(LOGS, state, 2.0)
+        state = starve_all(LOGS, state, 2.0)
         assert state.failed_attempts.lost == count
     assert state.phase == "failed"
     assert "for 35 s, in 4 attempts" in state.failure
 
 
 def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
-    state = refused(LOGS, measuring_again(LOGS, measuring(LOGS), 2.0), 3.0)
+    state = refuse_all(LOGS, measure_again(LOGS, measuring(LOGS), 2.0), 3.0)
     assert (state.phase, state.live.attempt_times.pause_s) == ("waiting", 1.0)
 
 
 def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
     context = context_of(clock=LogClock(step_s=0.0))
-    state = starved(context, measuring(context), 2.0)
+    state = starve_all(context, measuring(context), 2.0)
     assert (state.phase, state.live.attempt_times.pause_s) == ("waiting", 1.0)
 
 
@@ -214,11 +214,11 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
         assert replies(step(LIVE, state, before, 700.0)[1]) == ["refused"]
         state, actions = step(LIVE, state, telemetry(LIVE, name, attempt=1), 700.0)
         assert replies(actions) == ["accepted"]
-    sent: list[Task] = []
+    jobs: list[Task] = []
     for name in CLIENTS:
         state, actions = step(LIVE, state, prepared(LIVE, state, name), 700.0)
-        sent += [action.task for action in actions if isinstance(action, SendTask)]
-    assert [(one.task_id, one.round, one.attempt) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
+        jobs += [action.task for action in actions if isinstance(action, SendTask)]
+    assert [(job.task_id, job.round, job.attempt) for job in jobs] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
     assert replies(
         step(LIVE, state, RequestDone(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]
     ) == ["refused"]
@@ -227,34 +227,34 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
 
 
 def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_try() -> None:
-    state = measuring_again(LIVE, measuring(LIVE), 2.0)
+    state = measure_again(LIVE, measuring(LIVE), 2.0)
     first = size_of(state.clients["ada"])
     for name in CLIENTS:
         state, _ = step(LIVE, state, task_failed(state, name), 2.0)
     assert state.failed_attempts.waits_for == "ada, bob, cyd skipped: export failed: no"
-    state = measuring_again(LIVE, step(LIVE, state, Tick(), 3.0)[0], 3.0)
+    state = measure_again(LIVE, step(LIVE, state, Tick(), 3.0)[0], 3.0)
     assert {size_of(client) for client in state.clients.values()} == {LIVE.space[-2].architecture_id} != {first}
 
 
 def test_another_try_draws_other_clients() -> None:
-    names = [f"c{place}" for place in range(40)]
-    draws = {drawn(names, 3, seed=1, round_number=2, attempt=attempt) for attempt in range(4)}
+    names = [f"c{number}" for number in range(40)]
+    draws = {draw(names, 3, seed=1, round_number=2, attempt=attempt) for attempt in range(4)}
     assert len(draws) == 4
-    assert drawn(names, 3, seed=1, round_number=2) == drawn(names, 3, seed=1, round_number=2, attempt=0)
+    assert draw(names, 3, seed=1, round_number=2) == draw(names, 3, seed=1, round_number=2, attempt=0)
 
 
 def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
-    reasons = {f"c{place}": f"reason {place % 7} " + "x" * 500 for place in range(9)}
+    reasons = {f"c{number}": f"reason {number % 7} " + "x" * 500 for number in range(9)}
     clients = {
         name: ClientState(client_id=name, device="d", stage="skipped", reason=reason)
         for name, reason in reasons.items()
     }
     clients["done"] = ClientState(client_id="done", device="d", stage="done")
-    told = describe_missing(clients)
-    assert told.startswith("c0, c7 skipped: reason 0 xxx")
-    assert told.endswith("; 3 more for other reasons")
-    assert "done" not in told
-    assert len(told) < 1000
+    text = describe_missing(clients)
+    assert text.startswith("c0, c7 skipped: reason 0 xxx")
+    assert text.endswith("; 3 more for other reasons")
+    assert "done" not in text
+    assert len(text) < 1000
     many = {name: ClientState(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
     assert describe_missing(many) == "a, b, c and 3 more missing: late"
 
@@ -264,28 +264,28 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
 
-    def moved(before: RunState, after: RunState) -> RunState:
+    def save_step(before: RunState, after: RunState) -> RunState:
         journal.save(before, after)
         loaded = journal.load(9.0)
         assert (loaded.phase, loaded.round, dict(loaded.clients)) == (after.phase, after.round, dict(after.clients))
         assert (loaded.attempt, loaded.run_attempt) == (after.attempt, after.run_attempt)
         assert loaded.failed_attempts.waits_for == after.failed_attempts.waits_for
-        assert loaded.live.attempt_times.since_s is None  # a server that starts again has its deadlines anew
+        assert loaded.live.attempt_times.since_s is None  # a restarted server begins its deadlines anew
         return after
 
-    state = moved(RunState(), training(LIVE))
+    state = save_step(RunState(), training(LIVE))
     checked = RequestDone(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize())
-    state = moved(state, step(LIVE, state, checked, 3.0)[0])
-    state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
+    state = save_step(state, step(LIVE, state, checked, 3.0)[0])
+    state = save_step(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
     assert state.phase == "aggregate"
     event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"}),
     )
-    state = moved(state, step(LIVE, state, event, 700.0)[0])
-    state = moved(state, step(LIVE, state, Tick(), 701.0)[0])
+    state = save_step(state, step(LIVE, state, event, 700.0)[0])
+    state = save_step(state, step(LIVE, state, Tick(), 701.0)[0])
     assert journal.update_digests(since_round=1) == set()
-    state = moved(state, step(LIVE, state, telemetry(LIVE, "ada", attempt=1), 702.0)[0])
+    state = save_step(state, step(LIVE, state, telemetry(LIVE, "ada", attempt=1), 702.0)[0])
     assert set(journal.load(9.0).clients) == {"ada"}
 
 
@@ -293,7 +293,7 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
 
 
 def short_until(log_time_s: float) -> dict[str, Behaviour]:
-    """A fleet whose logs have no memory for anything before that time."""
+    """A fleet with logs that have no memory for any submodel before that time."""
 
     def memory_bytes(at_s: float) -> int:
         return LITTLE if at_s < log_time_s else 14_000 if at_s < log_time_s + 10.0 else PLENTY_BYTES
@@ -301,14 +301,14 @@ def short_until(log_time_s: float) -> dict[str, Behaviour]:
     return fleet(log_memory_bytes=memory_bytes)
 
 
-def finished(world: World) -> World:
+def finish(world: World) -> World:
     world.run()
     return world
 
 
 @pytest.mark.slow
 def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(rounds=2, deploy_targets=()), short_until(120.0)))
+    world = finish(World(tmp_path, config(rounds=2, deploy_targets=()), short_until(120.0)))
     result = world.server.result()
     assert result.finished
     assert [(record.round, record.log_time_s, record.failed_attempts) for record in result.rounds] == [
@@ -319,15 +319,15 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
     first, second = ({row.architecture_id for row in record.clients} for record in result.rounds)
     assert first != second
     begins = "round 1 left nothing to aggregate (ada, bob, cyd skipped:"
-    lines = [said for said in world.notes.messages if said.startswith(begins)]
+    lines = [line for line in world.notes.messages if line.startswith(begins)]
     assert len(lines) == 12
-    assert all(said.endswith("; it is attempted again at once") for said in lines)
+    assert all(line.endswith("; it is attempted again at once") for line in lines)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_killed_and_taken_up_in_its_tries_a_run_ends_with_the_same_bits(tmp_path: Path, seed: int) -> None:
-    calm = finished(World(tmp_path / "calm", config(deploy_targets=()), short_until(60.0)))
+    calm = finish(World(tmp_path / "calm", config(deploy_targets=()), short_until(60.0)))
     world = World(tmp_path / "hurt", config(deploy_targets=()), short_until(60.0), order=seed)
     generator, kills = random.Random(seed), 0
     for _ in range(4000):
@@ -363,7 +363,7 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
     assert (run["phase"], run["round"], run["attempt"], run["lost"]) == ("waiting", 1, 4, 4)
     assert run["waits_for"].startswith("ada, bob, cyd skipped: no submodel fits")
     assert "After 4 attempts, it waits for ada, bob, cyd skipped" in page
-    (record,) = finished(world).server.result().rounds
+    (record,) = finish(world).server.result().rounds
     assert world.clock.now_s - begun_s > 60.0
     assert record.failed_attempts == 6  # after 1, 2, 4, 8, 16 and 32 seconds
     assert {row.status for row in record.clients} == {"aggregated"}
@@ -372,13 +372,13 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
 @pytest.mark.slow
 def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) -> None:
     settings = config(rounds=1, deploy_targets=(), deadlines=Deadlines(attempts_s=50.0, linger_s=0.0, lease_s=1e4))
-    world = finished(World(tmp_path, settings, short_until(80.0)))
+    world = finish(World(tmp_path, settings, short_until(80.0)))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
         "round 1 left nothing to aggregate for 50 s, in 5 attempts (ada, bob, cyd skipped"
     )
     world.kill_server()
-    (record,) = finished(world).server.result().rounds
+    (record,) = finish(world).server.result().rounds
     assert (world.server.state.phase, record.log_time_s, record.failed_attempts) == ("finished", 80.0, 8)
 
 
@@ -386,10 +386,10 @@ def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) ->
 def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> None:
     refusals = dict.fromkeys(CLIENTS, 1)
 
-    def refuse(given: Task) -> tuple[str, int | None] | None:
-        if not isinstance(given.work, Calibrate) or not refusals[given.client_id]:
+    def refuse(task: Task) -> tuple[str, int | None] | None:
+        if not isinstance(task.work, Calibrate) or not refusals[task.client_id]:
             return None
-        refusals[given.client_id] -= 1
+        refusals[task.client_id] -= 1
         return ("failed", None)
 
     world = World(tmp_path, config(**with_calibration(rounds=1, deploy_targets=())), fleet(refuse=refuse))

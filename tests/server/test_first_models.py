@@ -1,4 +1,4 @@
-"""A run takes its model, and the weights that it begins with, from a run that is over."""
+"""A run takes its model, and optionally its first weights, from a run that has ended."""
 
 import hashlib
 import json
@@ -45,11 +45,11 @@ def summarise(folder: Path, accuracy: float) -> None:
 
 @pytest.fixture
 def grown(tmp_path: Path) -> Path:
-    """A folder with the folder "grown" of a run that ended with three networks, of which the second is the largest."""
+    """A folder with "grown", the folder of a run that ended with three networks; the second is the largest."""
     run = read_run("quickstart", SMALL)
     state = ModelState(shared=init_state(network_of(run.model), 1))
     for number, widths in ((1, (256,)), (2, (128,))):
-        one = Lineage(
+        new = Lineage(
             id=f"m{number}",
             config=replace(run.model, widths=widths),
             parent="",
@@ -57,8 +57,8 @@ def grown(tmp_path: Path) -> Path:
             born_round=number,
             reason="wider",
         )
-        state = state.with_network(one.id, ModelState(shared=init_state(network_of(one.config), number), lineage=one))
-    # What is larger still, and is none of a network's tensors.
+        state = state.with_network(new.id, ModelState(shared=init_state(network_of(new.config), number), lineage=new))
+    # Larger still, but not the tensors of a network.
     moments = {"first": init_state(network_of(run.model), 3)}
     state = replace(state, moments=moments, kept={"memory/of": torch.zeros(400_000)})
     folder = tmp_path / "grown"
@@ -69,46 +69,46 @@ def grown(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def taking(**said: Any) -> Run:
+def borrow(**settings: Any) -> Run:
     """The quickstart with the model of another run."""
-    texts = (f"model_of.{key}={json.dumps(value)}" for key, value in said.items())
+    texts = (f"model_of.{key}={json.dumps(value)}" for key, value in settings.items())
     return read_run("quickstart", ("model.learnable_steps=true", *texts))
 
 
 def test_the_networks_of_a_run_come_by_their_sizes(grown: Path) -> None:
-    found = read_networks(grown / "grown")
-    assert [one.lineage.id for one in found] == ["", "m2", "m1"]
-    assert [one.name for one in found] == ["first", "m2", "m1"]
-    for one in found:
-        tensors = init_state(network_of(one.lineage.config), 0).values()
-        assert one.element_count == sum(tensor.numel() for tensor in tensors)
-    assert (found[1].lineage.born_round, found[1].lineage.reason) == (2, "wider")
-    assert found[0].lineage.config == read_description(grown / "grown").model
+    networks = read_networks(grown / "grown")
+    assert [network.lineage.id for network in networks] == ["", "m2", "m1"]
+    assert [network.name for network in networks] == ["first", "m2", "m1"]
+    for network in networks:
+        tensors = init_state(network_of(network.lineage.config), 0).values()
+        assert network.element_count == sum(tensor.numel() for tensor in tensors)
+    assert (networks[1].lineage.born_round, networks[1].lineage.reason) == (2, "wider")
+    assert networks[0].lineage.config == read_description(grown / "grown").model
 
 
 @pytest.mark.parametrize(
     ("network", "width"), [("largest", 256), ("middle", 128), ("smallest", 64), ("m1", 256), ("first", 64)]
 )
 def test_a_run_is_what_it_is_with_that_model_written_out(grown: Path, network: str, width: int) -> None:
-    run = resolve_model(taking(run="grown", network=network), grown)
+    run = resolve_model(borrow(run="grown", network=network), grown)
     written = read_run("quickstart", (f"model.widths=[{width}]", "model.depths=[1]"))
     assert run == written
     assert run.fingerprint() == written.fingerprint()
 
 
 def test_a_path_with_a_slash_is_one_and_a_name_is_beside_the_runs(grown: Path) -> None:
-    there = resolve_model(taking(run=str(grown / "grown")), Path("elsewhere"))
-    assert there == resolve_model(taking(run="grown"), grown)
+    there = resolve_model(borrow(run=str(grown / "grown")), Path("elsewhere"))
+    assert there == resolve_model(borrow(run="grown"), grown)
     assert resolve_model(there, Path("elsewhere")) is there, "which has its model"
 
 
 def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
     with pytest.raises(ConfigError, match="takes its model from run 'grown', which it has not done yet"):
-        taking(run="grown").fingerprint()
+        borrow(run="grown").fingerprint()
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "words"),
+    ("table", "error", "words"),
     [
         ({"run": "shrunk"}, FileError, r"shrunk/run\.json cannot be read"),
         (
@@ -118,37 +118,37 @@ def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_not_taken(grown: Path, said: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_what_is_not_there_is_not_taken(grown: Path, table: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        resolve_model(taking(**said), grown)
+        resolve_model(borrow(**table), grown)
 
 
 def test_nothing_is_taken_from_a_run_that_goes_on_or_whose_model_is_damaged(grown: Path) -> None:
     (grown / "grown" / MODEL).write_bytes(b"\x00" * 16)
     with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):
-        resolve_model(taking(run="grown"), grown)
+        resolve_model(borrow(run="grown"), grown)
     (grown / "grown" / SUMMARY).unlink()
     with pytest.raises(ConfigError, match="is not over"):
-        resolve_model(taking(run="grown"), grown)
+        resolve_model(borrow(run="grown"), grown)
 
 
 def test_a_model_that_the_run_refuses_is_told_with_where_it_comes_from(grown: Path) -> None:
     run = read_run("quickstart", ("model_of.run=grown", "data.classes=" + json.dumps(list("abcdefghij"))))
-    kept = read_description(grown / "grown")
+    description = read_description(grown / "grown")
     (grown / "grown" / "run.json").unlink()
-    write_description(grown / "grown", replace(kept, model=replace(kept.model, class_count=3)))
+    write_description(grown / "grown", replace(description, model=replace(description.model, class_count=3)))
     with pytest.raises(ConfigError, match=r"cannot take network 'first' of .*grown: data\.classes names 10"):
         resolve_model(replace(run, model_of=replace(run.model_of, network="first")), grown)  # type: ignore[type-var]
 
 
 def test_weights_take_part_in_what_a_run_is_and_the_place_of_their_file_does_not(grown: Path) -> None:
-    drawn = resolve_model(taking(run="grown", network="m1"), grown)
-    run = resolve_model(taking(run="grown", network="m1", weights=True), grown)
+    drawn = resolve_model(borrow(run="grown", network="m1"), grown)
+    run = resolve_model(borrow(run="grown", network="m1", weights=True), grown)
     content = (grown / "grown" / MODEL).read_bytes()
     assert run.first_weights is not None
     assert (run.first_weights.sha256, run.first_weights.network) == (hashlib.sha256(content).hexdigest(), "m1")
     assert run.fingerprint() != drawn.fingerprint()
-    assert not {"first_weights", "model_of"} & json.loads(drawn.fingerprint()).keys(), "as runs of before have it"
+    assert not {"first_weights", "model_of"} & json.loads(drawn.fingerprint()).keys(), "as in earlier runs"
     moved = replace(run, first_weights=replace(run.first_weights, file="elsewhere"))
     assert select_outcome_settings(moved) == select_outcome_settings(run)
     other = replace(run, first_weights=replace(run.first_weights, network="m2"))
@@ -164,12 +164,12 @@ def first_model(run: Run, folder: Path) -> ModelState:
 
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
-    run = resolve_model(taking(run="grown", network="m2", weights=True), grown)
+    run = resolve_model(borrow(run="grown", network="m2", weights=True), grown)
     shared = first_model(run, grown / "grown").shared
-    wanted = init_state(network_of(run.model), 2)
-    assert list(shared) == list(wanted), "in the order in which the network declares them"
-    assert all(shared[name].equal(tensor) for name, tensor in wanted.items())
-    drawn = first_model(resolve_model(replace(taking(run="grown", network="m2"), name="drawn"), grown), grown / "grown")
+    expected = init_state(network_of(run.model), 2)
+    assert list(shared) == list(expected), "in the order in which the network declares them"
+    assert all(shared[name].equal(tensor) for name, tensor in expected.items())
+    drawn = first_model(resolve_model(replace(borrow(run="grown", network="m2"), name="drawn"), grown), grown / "grown")
     own = init_state(network_of(run.model), run.seed)
     assert all(drawn.shared[name].equal(tensor) for name, tensor in own.items())
 
@@ -187,13 +187,13 @@ def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
 def test_weights_that_are_others_begin_nothing(
     grown: Path, change: dict[str, str], error: type[Exception], words: str
 ) -> None:
-    run = resolve_model(taking(run="grown", network="m2", weights=True), grown)
+    run = resolve_model(borrow(run="grown", network="m2", weights=True), grown)
     with pytest.raises(error, match=words):
         first_model(replace(run, first_weights=replace(run.first_weights, **change)), grown / "grown")  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("overrides", "words"),
     [
         (("model_of.run=a", "model_of.weights=true", "method.type=fedtrans"), "set method.first to 'configured'"),
         (("model_of.run=a", "first_weights.file=a", "first_weights.sha256=a"), "given beside model_of"),
@@ -202,9 +202,9 @@ def test_weights_that_are_others_begin_nothing(
         (("model_of.run=a", "model_of.weight=true"), "did you mean 'weights'"),
     ],
 )
-def test_what_contradicts_itself_is_one_sentence(said: tuple[str, ...], words: str) -> None:
+def test_what_contradicts_itself_is_one_sentence(overrides: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read_run("quickstart", said)
+        read_run("quickstart", overrides)
     assert read_run("quickstart", ("first_weights.file=a", "first_weights.sha256=b")).first_weights == FirstWeights(
         file="a", sha256="b"
     )
@@ -244,18 +244,18 @@ def test_an_entry_takes_the_model_of_another_with_all_else_alike_and_comes_behin
     runs = read_runs(path)
     assert len(runs) == 4 * 2 * 2 * 2
     named = {run.name: run for run in runs}
-    places = {run.name: place for place, run in enumerate(runs)}
+    positions = {run.name: position for position, run in enumerate(runs)}
     for run in runs:
         _, entry, *rest = run.name.split("-")
-        wanted = {"tuned": "sliced", "sliced": "grown"}.get(entry)
-        if wanted is None:
+        source = {"tuned": "sliced", "sliced": "grown"}.get(entry)
+        if source is None:
             assert run.model_of is None or run.model_of.run == "runs/elsewhere"
             continue
         assert run.model_of is not None
-        assert run.model_of.run == "-".join(["game", wanted, *rest])
+        assert run.model_of.run == "-".join(["game", source, *rest])
         other = named[run.model_of.run]
         assert (other.seed, other.training, other.communication_s) == (run.seed, run.training, run.communication_s)
-        assert places[other.name] < places[run.name]
+        assert positions[other.name] < positions[run.name]
     assert [run.name for run in runs if run.model_of is None] == [
         f"game-grown-{links}-{epochs}-s{seed}" for links in ("slow", "fast") for epochs in (1, 2) for seed in (1, 2)
     ]
@@ -289,22 +289,22 @@ def test_a_command_says_what_model_it_lacks_before_it_makes_anything(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name, *options = command
-    places = [part for option in options for part in (option, "here")]
-    told = CliRunner().invoke(app, [name, "quickstart", "--set", "model_of.run=nothing", *places])
-    assert told.exit_code != 0
-    assert "nothing/run.json cannot be read" in told.stderr
+    arguments = [part for option in options for part in (option, "here")]
+    result = CliRunner().invoke(app, [name, "quickstart", "--set", "model_of.run=nothing", *arguments])
+    assert result.exit_code != 0
+    assert "nothing/run.json cannot be read" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
-class Telling:
-    """A display that keeps what it is told."""
+class RecordingDisplay:
+    """A display that keeps its messages."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def say(self, text: str) -> None:
-        """Keep a sentence."""
-        self.told.append(text)
+        """Keep a message."""
+        self.messages.append(text)
 
 
 def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_again(grown: Path) -> None:
@@ -320,20 +320,20 @@ def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_agai
         folder.mkdir()
         write_description(folder, resolve_model(run, grown))
         (folder / SUMMARY).touch()
-    cache, display = CacheFolder(path=grown / "cache"), Telling()
-    assert run_all(runs, grown, display, cache=cache) == []  # type: ignore[arg-type]  # it says as much as it is asked to
-    assert [text for text in display.told if text.endswith("is over already")] == [
+    cache, display = CacheFolder(path=grown / "cache"), RecordingDisplay()
+    assert run_all(runs, grown, display, cache=cache) == []  # type: ignore[arg-type]  # only `say` is called
+    assert [text for text in display.messages if text.endswith("is over already")] == [
         f"{number} of 3: {run.name} is over already" for number, run in enumerate(runs, start=1)
     ]
-    assert "game-tuned takes network 'm2' of run game-grown" in display.told
-    # The other run is played anew, and ends with other weights of the same networks.
+    assert "game-tuned takes network 'm2' of run game-grown" in display.messages
+    # The other run is repeated, and ends with other weights of the same networks.
     content = (grown / "game-grown" / MODEL).read_bytes()
-    place = 8 + int.from_bytes(content[:8], "little")
-    (grown / "game-grown" / MODEL).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    display.told.clear()
+    start = 8 + int.from_bytes(content[:8], "little")
+    (grown / "game-grown" / MODEL).write_bytes(content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :])
+    display.messages.clear()
     with pytest.raises(ConfigError, match=r"game-tuned was begun with other settings, .* first_weights.sha256 from "):
         run_all(runs, grown, display, cache=cache)  # type: ignore[arg-type]
-    assert "2 of 3: game-sliced is over already" in display.told
+    assert "2 of 3: game-sliced is over already" in display.messages
 
 
 GAME = """
@@ -360,18 +360,18 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
     write_description(alone, run)
     summarise(alone, 0.75)
     save_file(pack_state(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
-    told = CliRunner().invoke(app, ["runs", "networks", "grown", "alone", "--runs", str(grown), "--json"])
-    rows = json.loads(told.stdout)
+    result = CliRunner().invoke(app, ["runs", "networks", "grown", "alone", "--runs", str(grown), "--json"])
+    rows = json.loads(result.stdout)
     assert [(row["run"], row["network"], row["accuracy"]) for row in rows] == [
         ("grown", "first", None),
         ("grown", "m2", None),
         ("alone", "first", 0.75),
         ("grown", "m1", None),
     ]
-    configs = [*(one.lineage.config for one in read_networks(grown / "grown")), run.model]
-    assert [row["model"] for row in rows] == [to_plain(configs[place]) for place in (0, 1, 3, 2)]
-    for row, place in zip(rows, (0, 1, 3, 2), strict=True):
-        network = network_of(configs[place])
+    configs = [*(stored.lineage.config for stored in read_networks(grown / "grown")), run.model]
+    assert [row["model"] for row in rows] == [to_plain(configs[index]) for index in (0, 1, 3, 2)]
+    for row, index in zip(rows, (0, 1, 3, 2), strict=True):
+        network = network_of(configs[index])
         cost = estimate_cost(network, network.full_architecture(), batch_size=1)
         assert (row["forward_macs"], row["parameters"]) == (cost.forward_macs, cost.parameters)
     table = CliRunner().invoke(app, ["runs", "networks", "grown", "--runs", str(grown)])
@@ -395,6 +395,6 @@ def test_a_run_that_trained_a_submodel_alone_says_so_and_whose_weights_are_taken
     (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
     cost = estimate_cost(network, size, batch_size=1)
     assert (row["submodel"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
-    taken = first_model(resolve_model(taking(run="part", weights=True), grown), part)
-    assert taken.untrained.keys() == marks.keys()
-    assert all(mark.equal(taken.untrained[name]) for name, mark in marks.items())
+    loaded = first_model(resolve_model(borrow(run="part", weights=True), grown), part)
+    assert loaded.untrained.keys() == marks.keys()
+    assert all(mark.equal(loaded.untrained[name]) for name, mark in marks.items())

@@ -1,4 +1,4 @@
-"""A heartbeat touches nobody but the one whose it is, in a fleet of any size."""
+"""A heartbeat changes only its sender's state, in a fleet of any size."""
 
 from dataclasses import replace
 
@@ -23,22 +23,24 @@ keys = st.text(max_size=3)
 @pytest.mark.slow
 @given(st.dictionaries(keys, st.integers()), st.lists(st.dictionaries(keys, st.integers(), max_size=5)), st.sets(keys))
 def test_a_persistent_map_is_the_mapping_that_it_stands_for(
-    first: dict[str, int], changes: list[dict[str, int]], gone: set[str]
+    first: dict[str, int], changes: list[dict[str, int]], removed: set[str]
 ) -> None:
-    found, known = PersistentMap(first), dict(first)
+    persistent, known = PersistentMap(first), dict(first)
     for change in changes:
-        before, was = found, dict(known)
-        found, known = found.with_items(change), {**known, **change}
-        assert before == was, "nothing changes a map that is there"
-        assert set(found.find_changed(before)) == {key for key in known if key not in was or known[key] is not was[key]}
-    assert dict(found) == known
-    assert len(found) == len(known)
-    kept = {key: value for key, value in known.items() if key not in gone}
-    assert found.without(gone) == kept
-    assert len(found.without(gone)) == len(kept)
-    assert set(found.find_changed(found.without(gone))) == set(known) - set(kept)
-    assert list(found.items()) == [(key, found[key]) for key in found]
-    assert found.items() == known.items()
+        before, known_before = persistent, dict(known)
+        persistent, known = persistent.with_items(change), {**known, **change}
+        assert before == known_before, "nothing changes a map that is there"
+        assert set(persistent.find_changed(before)) == {
+            key for key in known if key not in known_before or known[key] is not known_before[key]
+        }
+    assert dict(persistent) == known
+    assert len(persistent) == len(known)
+    remaining = {key: value for key, value in known.items() if key not in removed}
+    assert persistent.without(removed) == remaining
+    assert len(persistent.without(removed)) == len(remaining)
+    assert set(persistent.find_changed(persistent.without(removed))) == set(known) - set(remaining)
+    assert list(persistent.items()) == [(key, persistent[key]) for key in persistent]
+    assert persistent.items() == known.items()
     assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
 
 
@@ -83,11 +85,11 @@ def _old(state: RunState, after: RunState) -> tuple[object, ...]:
 
 
 def test_whose_word_moves_the_run_moves_it_at_once() -> None:
-    """Who comes back, begins anew, is heard again after its lease, or says that it goes."""
+    """A client that returns, restarts, is heard again after its lease, or says goodbye."""
     context = context_of(min_clients=3, deadlines=PLAN_DEADLINES)
     state = fleet_of(context, 2)
-    came = Presence(client_id="new", session_id="new-1", online=True)
-    state, _ = step(context, state, came, 3.0)
+    arrival = Presence(client_id="new", session_id="new-1", online=True)
+    state, _ = step(context, state, arrival, 3.0)
     assert step(context, state, profile("new"), 3.0)[0].phase == "measure"
     state = fleet_of(context, 3)
     assert state.phase == "measure"
@@ -96,16 +98,16 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     for number in range(3):
         assert lapsed.phase == "waiting"
         name = f"client{number}"
-        said = Presence(client_id=name, session_id=f"{name}-1", online=True)
-        lapsed, _ = step(context, lapsed, said, late_s)
+        heartbeat = Presence(client_id=name, session_id=f"{name}-1", online=True)
+        lapsed, _ = step(context, lapsed, heartbeat, late_s)
     assert lapsed.phase == "measure"
 
 
 def test_a_profile_that_comes_again_changes_nothing() -> None:
     context = context_of()
     state = join_client(context, RunState(), "ada", 1.0)
-    told = state.profiles["ada"]
-    again, _ = step(context, state, replace(told), 2.0)
+    known = state.profiles["ada"]
+    again, _ = step(context, state, replace(known), 2.0)
     assert again is state
-    changed, _ = step(context, state, replace(told, sample_count=99), 2.0)
-    assert changed.profiles["ada"] != told
+    changed, _ = step(context, state, replace(known, sample_count=99), 2.0)
+    assert changed.profiles["ada"] != known

@@ -1,4 +1,4 @@
-"""Whatever one client says, the server lives on, and the others' work counts."""
+"""Whatever one client sends, the server goes on, and the other clients' updates count."""
 
 import json
 from collections.abc import Callable
@@ -40,14 +40,14 @@ def _statuses(world: World) -> dict[str, str]:
     return {row.client_id: row.status for row in world.server.result().rounds[0].clients}
 
 
-def _out(world: World) -> bool:
+def _has_open_task(world: World) -> bool:
     return any(client.stage == "out" for client in world.server.state.clients.values())
 
 
-def _sent_later(world: World, kind: str) -> list[str]:
-    """The topics of a kind of message on which the server sends something again, if no device answers for a while."""
+def _list_resent_topics(world: World, kind: str) -> list[str]:
+    """The topics on which the server sends messages of a kind again when no device answers for a while."""
     watcher = world.broker.client("watcher")
-    watcher.open((TOPICS.down("+", kind),))
+    watcher.open((TOPICS.downlink("+", kind),))
     while watcher.poll(0.0) is not None:  # retained ones
         pass
     world.clock.now_s += 20.0
@@ -55,13 +55,13 @@ def _sent_later(world: World, kind: str) -> list[str]:
     return [event.topic for event in iter(lambda: watcher.poll(0.0), None) if isinstance(event, Delivery)]
 
 
-def _eve(world: World) -> Transport:
+def _connect_eve(world: World) -> Transport:
     eve = world.broker.client("eve")
     eve.open(())
     return eve
 
 
-def _say(eve: Transport, message: Message, **changes: object) -> None:
+def _publish(eve: Transport, message: Message, **changes: object) -> None:
     plain = {**json.loads(encode(message)), **changes}
     eve.publish(f"subfleet/1/main/up/eve/{message.KIND}", json.dumps(plain, ensure_ascii=False).encode("utf-8"))
 
@@ -78,13 +78,13 @@ def _telemetry(run_id: str) -> Telemetry:
     )
 
 
-def claiming(**changes: Any) -> Callable[[Message], Message]:
-    """What a device says that claims other things of its updates."""
+def change_updates(**changes: Any) -> Callable[[Message], Message]:
+    """A change of what a device sends: its updates have other fields."""
     return lambda message: replace(message, **changes) if isinstance(message, Update) else message
 
 
-def beating(message: Message) -> Message | None:
-    """A device that gives signs of life alone."""
+def keep_heartbeats(message: Message) -> Message | None:
+    """A change of what a device sends: heartbeats and profiles alone."""
     return message if isinstance(message, Presence | Profile) else None
 
 
@@ -108,7 +108,7 @@ def update_for(task: Task, blob: BlobRef) -> Update:
 @pytest.mark.slow
 def test_an_id_that_no_ack_could_carry_is_dropped(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
-    _say(_eve(world), _telemetry(world.server.context.run_id), message_id="\u00e9" * 120_000)
+    _publish(_connect_eve(world), _telemetry(world.server.context.run_id), message_id="\u00e9" * 120_000)
     world.run()
     assert set(_statuses(world).values()) == {"aggregated"}
 
@@ -118,7 +118,7 @@ def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path)
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     profile: Profile = replace(world.devices["ada"].profile(), client_id="eve")
     payload = encode(profile).replace(b'"fake"', b'"\\ud800"')
-    _eve(world).publish("subfleet/1/main/up/eve/profile", payload)
+    _connect_eve(world).publish("subfleet/1/main/up/eve/profile", payload)
     world.run()
     assert "eve" not in world.server.state.live.members
 
@@ -128,7 +128,7 @@ def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path)
 def test_a_link_faster_than_any_number_is_a_fast_link(tmp_path: Path, rate_bps: float) -> None:
     devices = {**fleet(), "eve": Behaviour(reading=lambda _: Reading(downlink_bps=rate_bps, uplink_bps=rate_bps))}
     world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
-    world.run(until=lambda: _out(world))
+    world.run(until=lambda: _has_open_task(world))
     world.kill_server()  # and it can be read back
     world.run()
     assert set(_statuses(world).values()) == {"aggregated"}
@@ -146,7 +146,7 @@ def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) 
 def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tmp_path: Path) -> None:
     devices = {**fleet(), "eve": Behaviour(sample_count=10)}
     world = World(tmp_path / "lying", config(rounds=1, deploy_targets=()), {**devices, "eve": Behaviour()})
-    world.devices["eve"].behaviour.says = claiming(sample_count=SAMPLES)
+    world.devices["eve"].behaviour.says = change_updates(sample_count=SAMPLES)
     world.run()
     rows = {row.client_id: row for row in world.server.result().rounds[0].clients}
     assert rows["eve"].status == "aggregated"
@@ -163,7 +163,7 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
 @pytest.mark.parametrize("method", [FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0), Oort()])
 def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=3, deploy_targets=(), method=method), {**fleet(), "eve": Behaviour()})
-    world.devices["eve"].behaviour.says = claiming(loss=loss)
+    world.devices["eve"].behaviour.says = change_updates(loss=loss)
     world.run(until=lambda: world.server.state.aggregated_round == 2)
     world.kill_server()  # and what is remembered can be read back
     world.run()
@@ -181,17 +181,17 @@ def test_a_profile_of_all_the_samples_there_may_be_has_half_a_round(tmp_path: Pa
     assert (rows["cyd"].weight, rows["cyd"].lowered) == (33, "")
 
 
-def test_a_ack_settles_only_its_senders_task(tmp_path: Path) -> None:
+def test_an_ack_settles_only_its_senders_task(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
-    world.run(until=lambda: _out(world))
+    world.run(until=lambda: _has_open_task(world))
     tasks = [client.task for client in world.server.state.clients.values() if client.task is not None]
     assert tasks
-    eve = _eve(world)
+    eve = _connect_eve(world)
     for task in tasks:
-        _say(eve, Ack(of=task.message_id, status="accepted"))
+        _publish(eve, Ack(of=task.message_id, status="accepted"))
     world.server.step(0.0)
-    sent = _sent_later(world, "task")
-    assert sorted(sent) == sorted(TOPICS.down(task.client_id, "task") for task in tasks)
+    topics = _list_resent_topics(world, "task")
+    assert sorted(topics) == sorted(TOPICS.downlink(task.client_id, "task") for task in tasks)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
         world.turn()
     (partial,) = _partials(world)
     assert partial.stat().st_size <= count_partial_bytes(weights)
-    assert _sent_later(world, "request") == [TOPICS.down("ada", "request")]
+    assert _list_resent_topics(world, "request") == [TOPICS.downlink("ada", "request")]
 
 
 def _partials(world: World) -> list[Path]:
@@ -215,7 +215,7 @@ def _partials(world: World) -> list[Path]:
 
 
 def _world_with_an_upload(folder: Path) -> World:
-    """Ada offers an update and sends nothing of it; the others have not answered yet."""
+    """Ada offers an update and sends none of its bytes; the others have not answered yet."""
     deadlines = Deadlines(join_s=1e4, measure_s=1e4, round_s=60, deploy_s=1e4, lease_s=1e4, linger_s=0)
     world = World(folder, config(rounds=1, deploy_targets=(), deadlines=deadlines), fleet())
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
@@ -223,11 +223,11 @@ def _world_with_an_upload(folder: Path) -> World:
     world.run(until=lambda: world.server.state.clients["ada"].stage == "out" and not _partials(world))
     ada.send(update_for(ada.tasks[0], NEVER_SENT))
     world.turn()
-    assert _began(world)
+    assert _has_partial(world)
     return world
 
 
-def _began(world: World) -> bool:
+def _has_partial(world: World) -> bool:
     return f"{NEVER_SENT.sha256}.part" in {path.name for path in _partials(world)}
 
 
@@ -236,7 +236,7 @@ def test_an_upload_that_is_not_there_when_its_round_closes_is_deleted(tmp_path: 
     world = _world_with_an_upload(tmp_path)
     world.run(until=lambda: world.server.state.phase == "aggregate")
     assert _partials(world) == []
-    assert _sent_later(world, "request") == []
+    assert _list_resent_topics(world, "request") == []
 
 
 @pytest.mark.slow
@@ -251,20 +251,20 @@ def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
     )
     ada.publish("subfleet/1/main/up/ada/refusal", encode(refusal))
     world.turn()
-    assert not _began(world)
+    assert not _has_partial(world)
     world.run(until=lambda: world.server.finished)
     assert _partials(world) == []
-    assert _sent_later(world, "request") == []
+    assert _list_resent_topics(world, "request") == []
 
 
 @pytest.mark.slow
 def test_what_a_killed_server_left_of_uploads_goes_when_no_task_is_open(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     world.kill_server()
-    assert _began(world), "devices go on with uploads to open tasks"
+    assert _has_partial(world), "devices go on with uploads to open tasks"
     world.run(until=lambda: world.server.finished)
-    left = tmp_path / "state" / "blobs" / "partial" / f"{'a' * 64}.part"
-    left.write_bytes(b"of an upload that nobody ended")
+    leftover = tmp_path / "state" / "blobs" / "partial" / f"{'a' * 64}.part"
+    leftover.write_bytes(b"of an upload that nobody ended")
     (tmp_path / "state" / "blobs" / ("b" * 64)).write_bytes(b"of no round")
     world.kill_server()
     assert _partials(world) == []
@@ -276,7 +276,7 @@ def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path:
     deadlines = Deadlines(join_s=50, measure_s=10, lease_s=1e4, linger_s=0)
     world = World(tmp_path, config(deadlines=deadlines), fleet())
     for device in world.devices.values():
-        device.behaviour.says = beating
+        device.behaviour.says = keep_heartbeats
     began_s = world.clock()
     world.run()
     assert world.server.state.failure.startswith("no client answered the announcement of round 1 within 50 s")
@@ -288,29 +288,29 @@ def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path:
 def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it raises: the aggregation without the member that it stumbles over, the check of an update, a task."""
+    """Any exception, in the aggregation of one member's update or in the check of an update."""
     check = Checker.check
 
-    def stumbles(context: Any, blobs: Any, state: Any, request: AggregationRequest) -> AggregatedModel:
+    def fail_aggregation(context: Any, blobs: Any, state: Any, request: AggregationRequest) -> AggregatedModel:
         if request.round == 1 and any(client.client_id == "cyd" for client in request.clients):
             raise error
         return aggregate_model(context, blobs, state, request)
 
-    def refuses(self: Checker, request: CheckRequest, *rest: Any) -> ChangeSize:
+    def fail_check(self: Checker, request: CheckRequest, *rest: Any) -> ChangeSize:
         update = request.update
         if update.client_id == "bob" and update.round == 2:
             raise error
         return replace(check(self, request, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
 
-    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", stumbles)
-    monkeypatch.setattr(Checker, "check", refuses)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", fail_aggregation)
+    monkeypatch.setattr(Checker, "check", fail_check)
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet())
     world.run()
-    rounds = [{row.client_id: row.status for row in one.clients} for one in world.server.result().rounds]
+    rounds = [{row.client_id: row.status for row in record.clients} for record in world.server.result().rounds]
     assert rounds[0].pop("cyd").startswith("refused: aggregation failed")
     assert rounds[1].pop("bob").startswith("refused: it could not be checked")
     rounds[1].pop("cyd", "")  # it is left out for some rounds
-    assert {status for one in rounds[:2] for status in one.values()} == {"aggregated"}
+    assert {status for statuses in rounds[:2] for status in statuses.values()} == {"aggregated"}
     assert len(rounds) == 3
 
 
@@ -320,12 +320,12 @@ def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
 ) -> None:
     failures = [RuntimeError("not today")]
 
-    def found(context: RunContext, state: RunState) -> Any:
+    def fail_once(context: RunContext, state: RunState) -> Any:
         if failures:
             raise failures.pop()
         return choose_networks(context, state)
 
-    monkeypatch.setattr(session, "choose_networks", found)
+    monkeypatch.setattr(session, "choose_networks", fail_once)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
     world.run()
     assert not failures

@@ -1,4 +1,4 @@
-"""Any sequence of valid messages from one member leaves a run that goes on, and whose records encode."""
+"""After any sequence of valid messages from one member, the run goes on, and its records can be encoded."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -60,15 +60,15 @@ FEW = (
     *("heterofl", "oort", "dynamic_selection", "sattler", "fedtrans", "fedfa by scores", "fedadp by networks"),
     "fedoras by devices",
 )
-"""One for each thing that a method goes by of what members say: sizes, losses, budgets, scores, networks, paths."""
+"""One for each kind of input that methods take from members: sizes, losses, budgets, scores, networks, paths."""
 NUMERIC = ("oort", "dynamic_selection", "fedtrans", "fedfa by scores", "fedoras by devices")
-"""Those that go by numbers that members say."""
+"""Methods that use numbers from members."""
 TEXTS = ("", "unknown", "x" * 600)
 FEW_NUMBERS = (2**63 - 1, 5e-324, 1.7976931348623157e308)
 
 
 class WithEve(Fleet):
-    """A fleet in which one more member says whatever is valid; all that is written down is, and is read again."""
+    """A fleet with one more member, which sends any valid message; a journal saves every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,9 @@ class WithEve(Fleet):
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
         actions = super().apply(event)
-        close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
+        close = next(
+            (action for action in actions if isinstance(action, Close | CloseEvaluation | CloseGeneration)), None
+        )
         record = None if close is None else build_record(self.context, close, Traffic(Topics("main")))
         self.journal.save(before, self.state, close=close, record=record)
         if (info := build_round_info(self.context, self.state, self.now_s)) is not None:
@@ -96,46 +98,46 @@ class WithEve(Fleet):
             weights = weigh_round(
                 self.context.weigh(action.round), action.clients, self.context.config.max_client_fraction
             )
-            assert 0.99 < sum(one.share for one in weights.values()) < 1.01
+            assert 0.99 < sum(weight.share for weight in weights.values()) < 1.01
 
     def hear(self, data: st.DataObject, message: Message) -> None:
-        said = data.draw(distort(self.named(message)))
-        event(f"{message.KIND} {'is valid' if said is not None else 'is not valid'}")
-        if said is not None:
+        distorted = data.draw(distort(self.with_message_id(message)))
+        event(f"{message.KIND} {'is valid' if distorted is not None else 'is not valid'}")
+        if distorted is not None:
             for _ in range(data.draw(st.integers(1, 2))):
-                self.take(said)
+                self.take(distorted)
 
-    def named(self, message: Message) -> Message:
+    def with_message_id(self, message: Message) -> Message:
         return replace(message, message_id=f"eve.{next(self.numbers)}")
 
-    def take(self, said: Message) -> None:
-        assert isinstance(said, get_args(FromDevice))
-        actions = self.apply(cast("FromDevice", said))
-        accepted = "accepted" in answers(actions, said.message_id)
-        if isinstance(said, Update):
-            actions = self.apply(RequestDone(request=CheckRequest(update=said), result=ChangeSize()))
-            if "accepted" in answers(actions, said.message_id):
-                self.accepted[said.task_id] = said
-        elif isinstance(said, Evaluated) and accepted:
-            (self.accepted_scores if said.scores else self.accepted_evaluations).add(said.task_id)
+    def take(self, message: Message) -> None:
+        assert isinstance(message, get_args(FromDevice))
+        actions = self.apply(cast("FromDevice", message))
+        accepted = "accepted" in answers(actions, message.message_id)
+        if isinstance(message, Update):
+            actions = self.apply(RequestDone(request=CheckRequest(update=message), result=ChangeSize()))
+            if "accepted" in answers(actions, message.message_id):
+                self.accepted[message.task_id] = message
+        elif isinstance(message, Evaluated) and accepted:
+            (self.accepted_scores if message.scores else self.accepted_evaluations).add(message.task_id)
 
     @rule(data=st.data(), life=st.integers(1, 2), online=st.booleans())
     def eve_comes_or_goes(self, data: st.DataObject, life: int, online: bool) -> None:
         self.hear(data, Presence(client_id=EVE, session_id=f"eve-{life}", online=online))
 
-    @rule(data=st.data(), place=st.integers(0, 2))
-    def eve_describes_herself(self, data: st.DataObject, place: int) -> None:
-        self.hear(data, self.described(place))
+    @rule(data=st.data(), index=st.integers(0, 2))
+    def eve_describes_herself(self, data: st.DataObject, index: int) -> None:
+        self.hear(data, self.build_profile(index))
 
-    def described(self, place: int) -> Profile:
-        shape, brought = self.context.config.model.input_shape, declare_network(self.context, place)
-        return replace(profile(EVE), held_out_count=HELD_OUT, input_shape=shape, network=brought, macs_per_s=1e9)
+    def build_profile(self, index: int) -> Profile:
+        shape, declared = self.context.config.model.input_shape, declare_network(self.context, index)
+        return replace(profile(EVE), held_out_count=HELD_OUT, input_shape=shape, network=declared, macs_per_s=1e9)
 
     @rule(data=st.data())
     def eve_measures(self, data: st.DataObject) -> None:
-        self.hear(data, self.measured())
+        self.hear(data, self.build_telemetry())
 
-    def measured(self) -> Telemetry:
+    def build_telemetry(self) -> Telemetry:
         known = telemetry(self.context, EVE, max(self.state.round, 1), attempt=self.state.attempt)
         reading = replace(known.reading, downlink_bps=1e6, uplink_bps=1e6, latency_s=0.1)
         return replace(known, reading=reading, disk_budget_bytes=10**9)
@@ -143,35 +145,35 @@ class WithEve(Fleet):
     @rule(data=st.data(), kind=st.integers(0, 4), any_task=st.booleans())
     @precondition(lambda self: self.tasks)
     def eve_answers(self, data: st.DataObject, kind: int, any_task: bool) -> None:
-        own = [one for one in self.tasks.values() if any_task or one.client_id == EVE]
+        own = [task for task in self.tasks.values() if any_task or task.client_id == EVE]
         if own:
-            task = data.draw(st.sampled_from(sorted(own, key=lambda one: one.task_id)))
+            task = data.draw(st.sampled_from(sorted(own, key=lambda task: task.task_id)))
             self.hear(data, ANSWERS[kind](self, task))
 
     @rule(data=st.data())
     def eve_takes_part(self, data: st.DataObject) -> None:
-        """Far enough that what she says is counted."""
+        """Up to answers that are counted."""
         self.eve_comes_or_goes(data, 1, online=True)
         self.eve_describes_herself(data, 0)
         self.everyone_is_there()
         self.eve_measures(data)
         self.prepare_all()
-        for task in [one for one in self.tasks.values() if one.client_id == EVE]:
+        for task in [task for task in self.tasks.values() if task.client_id == EVE]:
             for answer in ANSWERS[:3]:
                 self.hear(data, answer(self, task))
 
     def presence(self, name: str, life: int, online: bool) -> None:
-        """The others stay: no rule of their own."""
+        """The others stay: this is no rule here."""
         Fleet.presence(self, name, life, online)
 
     def telemetry(self, name: str, memory: int, back: int) -> None:
         """They always have enough memory."""
 
     def prepare(self, data: st.DataObject, planned: int, fails: int) -> None:
-        """What they wait for is made."""
+        """Their programs and weights are always made."""
 
     def refuse(self, data: st.DataObject, available: int | None) -> None:
-        """They do what they are asked."""
+        """They never refuse a task."""
 
     @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
@@ -195,14 +197,14 @@ def _update(machine: WithEve, task: Task) -> Update:
     return replace(build_update(machine.context, task), client_id=EVE)
 
 
-def _found(machine: WithEve, task: Task) -> Evaluated:
+def _evaluation(machine: WithEve, task: Task) -> Evaluated:
     return replace(build_evaluation(task, HELD_OUT), client_id=EVE)
 
 
 def _scores(machine: WithEve, task: Task) -> Scores:
-    found = tuple(CandidateScore(score=float(place)) for place in range(max(len(task.programs), 1)))
+    scores = tuple(CandidateScore(score=float(index)) for index in range(max(len(task.programs), 1)))
     return Scores(
-        task_id=task.task_id, run_id=task.run_id, round=task.round, client_id=EVE, scores=found[:16], seconds=0.0
+        task_id=task.task_id, run_id=task.run_id, round=task.round, client_id=EVE, scores=scores[:16], seconds=0.0
     )
 
 
@@ -222,29 +224,29 @@ def _deployed(machine: WithEve, task: Task) -> Deployed:
     return Deployed(task_id=task.task_id, run_id=task.run_id, client_id=EVE, files=())
 
 
-ANSWERS: tuple[Callable[[WithEve, Task], Message], ...] = (_update, _found, _scores, _refusal, _deployed)
+ANSWERS: tuple[Callable[[WithEve, Task], Message], ...] = (_update, _evaluation, _scores, _refusal, _deployed)
 
 
 @pytest.mark.parametrize("name", mostly_long(VARIANTS, *NUMERIC))
 def test_one_number_wherever_it_is_valid_ends_no_run(name: str) -> None:
-    _say_numbers(name, FEW_NUMBERS)
+    _send_numbers(name, FEW_NUMBERS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_any_other_number_ends_no_run(name: str) -> None:
-    _say_numbers(name, [number for number in NUMBERS if number not in FEW_NUMBERS])
+    _send_numbers(name, [number for number in NUMBERS if number not in FEW_NUMBERS])
 
 
-def _say_numbers(name: str, numbers: Iterable[float]) -> None:
-    """In one kind of message at a time: an odd link keeps a member from being given what its odd pace decides."""
+def _send_numbers(name: str, numbers: Iterable[float]) -> None:
+    """In one kind of message at a time: a member with an odd link may get no task that an odd pace could affect."""
     for number, odd in itertools.product(numbers, ("profile", "telemetry", "answer")):
         _take_part(name, lambda kind, message: [with_number(message, number) if kind == odd else message])  # noqa: B023
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    # Every text somewhere, and something for each thing that a method goes by.
+    # Each text in some test, and some text for each kind of input of a method.
     mostly_long(itertools.product(VARIANTS, TEXTS), *zip(FEW, itertools.cycle(TEXTS), strict=False)),
     ids=lambda value: "long" if len(value) > 99 else value or "empty",
 )
@@ -252,22 +254,22 @@ def test_one_text_wherever_it_is_valid_ends_no_run(name: str, text: str) -> None
     _take_part(name, lambda _, message: [*rename_parts(message, text), message])
 
 
-def _take_part(name: str, said: Callable[[str, Message], Iterable[Message]]) -> None:
-    """Eve does in each round what she is asked, in messages that are made of what she would say."""
+def _take_part(name: str, list_variants: Callable[[str, Message], Iterable[Message]]) -> None:
+    """Eve takes part in each round, with messages that are made of her regular ones."""
     context, _ = build_contexts(VARIANTS[name])
     fleet = _machine(context)
 
     def take(kind: str, message: Message) -> None:
-        for one in said(kind, fleet.named(message)):
-            fleet.take(one)
+        for variant in list_variants(kind, fleet.with_message_id(message)):
+            fleet.take(variant)
 
     for _ in range(context.config.rounds + 1):
         fleet.take(Presence(client_id=EVE, session_id="eve-1", online=True))
-        take("profile", fleet.described(0))
+        take("profile", fleet.build_profile(0))
         fleet.everyone_is_there()
-        take("telemetry", fleet.measured())
+        take("telemetry", fleet.build_telemetry())
         fleet.prepare_all()
-        for task in [one for one in fleet.tasks.values() if one.client_id == EVE]:
+        for task in [task for task in fleet.tasks.values() if task.client_id == EVE]:
             for answer in ANSWERS[:3]:
                 take("answer", answer(fleet, task))
         fleet.a_round_goes_well()

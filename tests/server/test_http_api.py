@@ -39,7 +39,7 @@ def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: http
     assert [record["round"] for record in rounds] == [1, 2]
     assert [row["status"] for row in rounds[0]["clients"]] == ["aggregated"] * 3
     clients = client.get(f"/api/runs/{run_id}/clients").json()
-    assert {one["client_id"]: one["sample_count"] for one in clients} == {"ada": 7, "bob": 20, "cyd": 33}
+    assert {row["client_id"]: row["sample_count"] for row in clients} == {"ada": 7, "bob": 20, "cyd": 33}
 
 
 def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
@@ -60,10 +60,10 @@ def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
     ]
     journal.save_absences(away)
     with serve_http(tmp_path, HttpAddress(port=0)) as url, httpx.Client(base_url=url) as client:
-        told = {one["client_id"]: one for one in client.get(f"/api/runs/{run_id}/clients").json()}
+        rows = {row["client_id"]: row for row in client.get(f"/api/runs/{run_id}/clients").json()}
         page = client.get("/").text
     when = "2024-05-01T12:00:00+00:00"
-    assert {name: (one["away"], one["last_seen_at"]) for name, one in told.items()} == {
+    assert {name: (row["away"], row["last_seen_at"]) for name, row in rows.items()} == {
         "ada": ("it said goodbye (it was stopped)", when),
         "bob": ("no heartbeat for 41 s", when),
         "cyd": ("", None),

@@ -17,7 +17,7 @@ PLAN = context_of()
 
 
 def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
-    return Delivery(topic=TOPICS.up(client_id, kind), payload=payload)
+    return Delivery(topic=TOPICS.uplink(client_id, kind), payload=payload)
 
 
 def _no_complaint(sender: str, text: str) -> None:
@@ -46,15 +46,15 @@ def test_messages_become_events() -> None:
         _up("presence", encode(Presence(client_id="bob", session_id="s", online=True))),
         _up("profile", encode(Presence(client_id="ada", session_id="s", online=True))),
         _up("task", b"{}"),
-        Delivery(topic=TOPICS.down("ada", "task"), payload=b"{}"),
+        Delivery(topic=TOPICS.downlink("ada", "task"), payload=b"{}"),
         Delivery(topic="another/topic", payload=b"{}"),
         _up("chunk", b"short"),
     ],
 )
 def test_what_is_not_valid_is_dropped_with_a_complaint_of_its_sender(delivery: Delivery) -> None:
-    said: list[tuple[str, str]] = []
-    assert read_delivery(TOPICS, delivery, lambda *one: said.append(one)) is None
-    ((sender, text),) = said
+    complaints: list[tuple[str, str]] = []
+    assert read_delivery(TOPICS, delivery, lambda *complaint: complaints.append(complaint)) is None
+    ((sender, text),) = complaints
     assert sender == ("ada" if "/ada/" in delivery.topic else "a sender without an id")
     assert text.startswith(f"dropped a message on {delivery.topic}: ")
 
@@ -66,8 +66,8 @@ def test_a_cleared_topic_says_nothing() -> None:
 def test_what_the_broker_had_kept_says_nothing() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
     for kind, payload in (("presence", encode(presence)), ("profile", encode(profile("ada"))), ("presence", b"?")):
-        kept = replace(_up(kind, payload), retained=True)
-        assert read_delivery(TOPICS, kept, _no_complaint) is None
+        retained = replace(_up(kind, payload), retained=True)
+        assert read_delivery(TOPICS, retained, _no_complaint) is None
 
 
 @given(
@@ -79,9 +79,9 @@ def test_no_bytes_raise(kind: str, payload: bytes) -> None:
 
 def test_traffic_is_counted_by_client_and_direction() -> None:
     traffic = Traffic(TOPICS)
-    traffic.count("sent", TOPICS.down("ada", "task"), 5)
+    traffic.count("sent", TOPICS.downlink("ada", "task"), 5)
     traffic.count("sent", TOPICS.all("round"), 100)
-    traffic.count("received", TOPICS.up("ada", "update"), 7)
+    traffic.count("received", TOPICS.uplink("ada", "update"), 7)
     traffic.count("received", "another/topic", 7)
     assert traffic.of("ada") == (5, 7)
     assert traffic.of("bob") == (0, 0)

@@ -132,20 +132,22 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "column"),
     [
         *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("attempt", "lost", "waits_for")],
         ("ALTER TABLE runs ADD COLUMN plans TEXT", "plans"),
         ("ALTER TABLE records ADD COLUMN energy_j REAL", "energy_j"),
     ],
 )
-def test_a_journal_of_another_release_is_one_sentence_and_left_as_it_is(tmp_path: Path, change: str, told: str) -> None:
+def test_a_journal_of_another_release_is_one_sentence_and_left_as_it_is(
+    tmp_path: Path, change: str, column: str
+) -> None:
     journal = _journal(tmp_path)
     journal.save(RunState(), training(PLAN))
     with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
         connection.execute(change)
         before = list(connection.iterdump())
-    with pytest.raises(FileError, match=f"another release: .*'{told}'.*choose another state folder") as raised:
+    with pytest.raises(FileError, match=f"another release: .*'{column}'.*choose another state folder") as raised:
         open_database(tmp_path)
     assert raised.value.exit_code == ExitCode.FILE
     with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
@@ -180,11 +182,11 @@ def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pyt
         journal.save(before, after)
     read: list[object] = []
 
-    def counted(kind: type[Any], plain: Any, where: str) -> Any:
+    def count_reads(kind: type[Any], plain: Any, where: str) -> Any:
         read.append(kind)
         return from_plain(kind, plain, where)
 
-    monkeypatch.setattr(stored_state, "from_plain", counted)
+    monkeypatch.setattr(stored_state, "from_plain", count_reads)
     loaded = journal.load(0.0)
     assert {name: client.attempt for name, client in loaded.last.items()} == dict(
         zip(CLIENTS, (30, 30, 5), strict=True)

@@ -1,4 +1,4 @@
-"""Classes belong to the run: devices tell theirs by name, and whose names are unknown is never trained."""
+"""Classes belong to the run: devices declare theirs by name, and a device with unknown names gets no task."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,20 +29,20 @@ from subfleet.tasks import Dataset, write_npz
 NAMES = ("ant", "bee", "dog")
 
 
-def naming(classes: tuple[str, ...], test: str = "server.server_rig:evaluation") -> DataSettings:
+def name_classes(classes: tuple[str, ...], test: str = "server.server_rig:evaluation") -> DataSettings:
     return DataSettings(test=test, classes=classes)
 
 
-RUN = config(data=naming(NAMES))
+RUN = config(data=name_classes(NAMES))
 
 
-def client_of(context: RunContext, told: Profile) -> tuple[RunState, ClientState]:
-    """the state of a client with such a profile, once it has been measured."""
+def client_of(context: RunContext, declared: Profile) -> tuple[RunState, ClientState]:
+    """The run and the client with this profile, after telemetry."""
     state = measuring(context)
-    state, _ = step(context, state, told, 1.5)
+    state, _ = step(context, state, declared, 1.5)
     for name in CLIENTS:
         state, _ = step(context, state, telemetry(context, name), 2.0)
-    return state, state.clients[told.client_id]
+    return state, state.clients[declared.client_id]
 
 
 def with_classes(*names: str, counts: tuple[int, ...] | None = None) -> Profile:
@@ -60,7 +60,7 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "told", "words"),
+    ("classes", "declared", "words"),
     [
         (NAMES, with_classes("ant", "cow"), "the run knows no class 'cow': its classes are 'ant', 'bee', 'dog'"),
         ((), with_classes("cat", "dog"), "the run knows no class 'cat', 'dog': its classes are the numbers 0 to 2"),
@@ -74,15 +74,15 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
     ],
 )
 def test_a_device_with_other_classes_is_skipped_with_the_reason(
-    classes: tuple[str, ...], told: Profile, words: str
+    classes: tuple[str, ...], declared: Profile, words: str
 ) -> None:
-    _, client = client_of(context_of(data=naming(classes)), told)
+    _, client = client_of(context_of(data=name_classes(classes)), declared)
     assert (client.stage, client.task) == ("skipped", None)
     assert words in client.reason
 
 
 def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> None:
-    context = context_of(data=naming(NAMES))
+    context = context_of(data=name_classes(NAMES))
     state, client = client_of(context, with_classes("dog"))
     assert (client.stage, client.offer.class_counts) == ("preparing", (0, 0, 5))
     state, _ = step(context, state, prepared(context, state, "ada"), 2.0)
@@ -90,7 +90,7 @@ def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> No
 
 
 def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
-    context = context_of(data=naming(NAMES), method=HeteroFL())
+    context = context_of(data=name_classes(NAMES), method=HeteroFL())
     _, client = client_of(context, with_classes("dog", "bee", counts=(7, 2)))
     assert client.participant is not None
     (bias,) = (
@@ -102,9 +102,9 @@ def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
 
 def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
     context = context_of()
-    refused = replace(profile("ada"), input_shape=(3, *SHAPE))
-    assert "its samples have shape" in client_of(context, refused)[1].reason
-    assert client_of(context, replace(refused, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
+    coloured = replace(profile("ada"), input_shape=(3, *SHAPE))
+    assert "its samples have shape" in client_of(context, coloured)[1].reason
+    assert client_of(context, replace(coloured, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
     ],
 )
 def test_classes_that_a_run_cannot_have_are_refused(changes: dict[str, Any], words: str) -> None:
-    others = {name: value for name, value in changes.items() if name != "classes"}
+    settings = {name: value for name, value in changes.items() if name != "classes"}
     with pytest.raises(ValueError, match=words):
-        config(data=naming(changes["classes"]), **others)
+        config(data=name_classes(changes["classes"]), **settings)
 
 
 def test_a_runs_file_names_its_classes(tmp_path: Path) -> None:
@@ -138,27 +138,27 @@ def test_a_runs_file_names_its_classes(tmp_path: Path) -> None:
 
 def images(folder: Path, *names: str) -> str:
     """One picture of 3 x 2 for each class: as many values as the run's network takes."""
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         (folder / name).mkdir(parents=True)
-        Image.new("L", (3, 2), place).save(folder / name / "1.png")
+        Image.new("L", (3, 2), index).save(folder / name / "1.png")
     return str(folder)
 
 
-def evaluated_on(folder: Path, *names: str, classes: tuple[str, ...] = ()) -> Any:
-    settings, dataset, _ = read_evaluation_data(config(data=naming(classes, images(folder, *names))))
+def read_images(folder: Path, *names: str, classes: tuple[str, ...] = ()) -> Any:
+    settings, dataset, _ = read_evaluation_data(config(data=name_classes(classes, images(folder, *names))))
     return settings, dataset
 
 
 def test_a_run_without_names_has_those_of_its_evaluation_folder(tmp_path: Path) -> None:
-    settings, dataset = evaluated_on(tmp_path / "a", "9", "10", "2")
+    settings, dataset = read_images(tmp_path / "a", "9", "10", "2")
     assert settings.data.classes == dataset.class_names == ("2", "9", "10")
     assert dataset.labels.tolist() == [0, 1, 2]
-    renamed, _ = evaluated_on(tmp_path / "b", "9", "11", "2")
+    renamed, _ = read_images(tmp_path / "b", "9", "11", "2")
     assert settings.fingerprint() != replace(renamed, data=replace(renamed.data, test=settings.data.test)).fingerprint()
 
 
 def test_an_evaluation_folder_is_mapped_to_the_names_of_the_run(tmp_path: Path) -> None:
-    settings, dataset = evaluated_on(tmp_path / "a", "bee", "ant", classes=("dog", "bee", "ant"))
+    settings, dataset = read_images(tmp_path / "a", "bee", "ant", classes=("dog", "bee", "ant"))
     assert settings.data.classes == ("dog", "bee", "ant")
     assert sorted(zip(dataset.labels.tolist(), dataset.inputs[:, 0] > 0, strict=True)) == [(1, False), (2, True)]
 
@@ -180,19 +180,19 @@ def test_evaluation_labels_that_are_no_classes_are_refused_before_the_run(
 
 def test_evaluation_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.test: .* names 2 classes, but the model has 3; name all of them"):
-        evaluated_on(tmp_path / "a", "ant", "bee")
+        read_images(tmp_path / "a", "ant", "bee")
     with pytest.raises(DataError, match=r"data.test: the classes of .* do not fit: the run knows no class 'cow'"):
-        evaluated_on(tmp_path / "b", "ant", "cow", classes=NAMES)
+        read_images(tmp_path / "b", "ant", "cow", classes=NAMES)
 
 
 @pytest.mark.slow
 def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path) -> None:
     data = images(tmp_path / "data", *NAMES)
-    world = World(tmp_path, config(data=naming((), data), rounds=1), fleet())
+    world = World(tmp_path, config(data=name_classes((), data), rounds=1), fleet())
     world.run()
     tasks = [task for device in world.devices.values() for task in device.tasks]
     assert {task.classes for task in tasks} == {NAMES}
-    assert {one.classes for one in world.exports.requests if isinstance(one, InferRequest)} == {NAMES}
+    assert {request.classes for request in world.exports.requests if isinstance(request, InferRequest)} == {NAMES}
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
     with pytest.raises(ConfigError, match=r"other settings, which were changed in data\.classes"):
-        World(tmp_path, config(data=naming((), data), rounds=1), fleet())
+        World(tmp_path, config(data=name_classes((), data), rounds=1), fleet())

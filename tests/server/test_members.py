@@ -1,4 +1,4 @@
-"""Whom the server remembers, and for how long."""
+"""Which members the server remembers, and for how long."""
 
 import json
 import logging
@@ -31,10 +31,10 @@ def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
     state, _ = step(PLAN, state, ghost, 1.0)
     state, _ = step(PLAN, state, Tick(), 31.0)
     assert set(state.live.members) == {"eve", "ghost"}
-    state, _ = step(PLAN, state, Tick(), 31.1)  # it never said what it is
+    state, _ = step(PLAN, state, Tick(), 31.1)  # it never sent a profile
     assert set(state.live.members) == {"eve"}
-    gone = Presence(client_id="eve", session_id="eve-1", online=False)
-    state, _ = step(PLAN, state, gone, 50.0)
+    goodbye = Presence(client_id="eve", session_id="eve-1", online=False)
+    state, _ = step(PLAN, state, goodbye, 50.0)
     assert set(step(PLAN, state, Tick(), 150.0)[0].live.members) == {"eve"}
     assert step(PLAN, state, Tick(), 150.1)[0].live.members == {}
 
@@ -64,7 +64,7 @@ def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeyp
 def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_VALUES", 1000)
     large = [replace(profile(f"eve-{number}"), class_counts=(1,) * 300) for number in range(9)]
-    heard = {one.client_id: FleetMember(noted_s=number) for number, one in enumerate(large)}
+    heard = {declared.client_id: FleetMember(noted_s=number) for number, declared in enumerate(large)}
     state = replace(run_with_members(*large), live=LiveState(members=PersistentMap(heard)))
     state, _ = step(context_of(), state, Tick(), 9.0)
     assert set(state.live.members) == {"eve-6", "eve-7", "eve-8"}
@@ -107,7 +107,7 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
 
 
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
-    """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
+    """The journal names them and a strict run waits for them, but a round needs clients that are online."""
     context = context_of(min_clients=2)
     state, _ = step(context, run_with_members(profile("bob"), profile("cyd")), Tick(), 1.0)
     state = join_client(context, state, "ada", 1.0)

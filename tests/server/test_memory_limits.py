@@ -1,4 +1,4 @@
-"""What a run lets its devices give to training at most."""
+"""The most memory that a run lets its devices give to training."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from server.aggregating import aggregate_clients
-from server.test_networks import CONTEXT, COPY, FIRST, grown, replicated
+from server.test_networks import CONTEXT, COPY, FIRST, grow_network, wider_lineage
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.run_networks import Evolution, EvolutionContext
@@ -18,7 +18,7 @@ from subfleet.transport.blob_store import BlobStore
 
 
 def client_in(lineage: Lineage, client: DrawnClient, blobs: BlobStore) -> ClientState:
-    """the state of a client that has trained the same of another network."""
+    """The state of a client that has trained the same submodel of another network."""
     context = replace(CONTEXT, first=CONTEXT.declared(lineage))
     return store_update(context, client, blobs)
 
@@ -26,17 +26,17 @@ def client_in(lineage: Lineage, client: DrawnClient, blobs: BlobStore) -> Client
 @pytest.mark.slow
 def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    state, lineages = grown(replicated("a"), draw_state(CONTEXT.network))
+    state, lineages = grow_network(wider_lineage("a"), draw_state(CONTEXT.network))
     first = [
-        store_update(CONTEXT, DrawnClient(name=name, size=place), blobs) for place, name in enumerate(("ada", "cyd"))
+        store_update(CONTEXT, DrawnClient(name=name, size=index), blobs) for index, name in enumerate(("ada", "cyd"))
     ]
-    others = [
-        client_in(lineages[1], DrawnClient(name=name, size=place, samples=7), blobs)
-        for place, name in enumerate(("bob", "dan"))
+    second = [
+        client_in(lineages[1], DrawnClient(name=name, size=index, samples=7), blobs)
+        for index, name in enumerate(("bob", "dan"))
     ]
     aggregation = partial(aggregate_clients, CONTEXT, blobs)
-    together = aggregation(state, 1, [*first, *others], None, lineages).state
-    for network_id, clients in (("", first), ("a", others)):
+    together = aggregation(state, 1, [*first, *second], None, lineages).state
+    for network_id, clients in (("", first), ("a", second)):
         alone = aggregation(state, 1, clients, None, lineages).state
         assert have_same_bits(together.of(network_id).shared, alone.of(network_id).shared)
         assert not have_same_bits(together.of(network_id).shared, state.of(network_id).shared)
@@ -46,7 +46,7 @@ def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None
 
 def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    state, lineages = grown(COPY, draw_state(CONTEXT.network))
+    state, lineages = grow_network(COPY, draw_state(CONTEXT.network))
     clients = [
         store_update(CONTEXT, DrawnClient(name="ada", size=0), blobs),
         client_in(COPY, DrawnClient(name="bob", size=0), blobs),
@@ -57,19 +57,19 @@ def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_
     blobs.path(clients[1].update.blob).write_bytes(b"no longer")
     aggregated = aggregation(state, 1, clients, None, lineages)
     assert set(aggregated.refused) == {"bob"}
-    assert [one.client_id for one in aggregated.clients] == ["ada"]
+    assert [client.client_id for client in aggregated.clients] == ["ada"]
     assert have_same_bits(aggregated.state.of("").shared, expected)
     assert have_same_bits(aggregated.state.of("a").shared, state.of("a").shared)
 
 
 def test_a_network_appears_with_the_aggregate_and_retires_with_the_next(tmp_path: Path) -> None:
-    """A method that grows a network in its first round and gives up the old one in its second."""
-    blobs, wide = BlobStore(tmp_path), replicated()
+    """A method that grows a network in its first round and retires the old one in its second."""
+    blobs, wide = BlobStore(tmp_path), wider_lineage()
 
-    def evolve(now: EvolutionContext) -> Evolution:
-        if now.round == 1:
-            return Evolution(after=now.after, born=(wide,))
-        return Evolution(after=now.after, retired=("",))
+    def evolve(inputs: EvolutionContext) -> Evolution:
+        if inputs.round == 1:
+            return Evolution(after=inputs.after, born=(wide,))
+        return Evolution(after=inputs.after, retired=("",))
 
     context = replace(CONTEXT, roles=with_steps(CONTEXT.roles, evolve=evolve))
     aggregation, clients = (

@@ -1,4 +1,4 @@
-"""What a run tells of its networks, from its rounds and the programs that were written."""
+"""What a run reports of its networks, from its rounds and the programs that were written."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1,
 DEEPER = Lineage(id="m2", config=deepen_cell(WIDE, CELLS[1]), parent="m1", map=Replicated(), born_round=2)
 
 
-def written(
+def program(
     lineage: Lineage, run_attempt: int, *, target: str = "onnx", peak_bytes: int | None = 1000
 ) -> WrittenProgram:
     size = CONTEXT.declared(lineage).space[-1]
@@ -44,24 +44,26 @@ def state_of(
     *programs: WrittenProgram, lineages: tuple[Lineage, ...] = (FIRST, WIDER, DEEPER), run_attempt: int = 0
 ) -> RunState:
     return RunState(
-        round=run_attempt, lineages=lineages, written=MappingProxyType({one.program.key: one for one in programs})
+        round=run_attempt,
+        lineages=lineages,
+        written=MappingProxyType({written.program.key: written for written in programs}),
     )
 
 
-def played(*networks: Sequence[str], failed_attempts: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
-    """Rounds in each of which clients c0, c1, ... were aggregated with these networks."""
+def play_rounds(*networks: Sequence[str], failed_attempts: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
+    """A round for each sequence of networks, with which clients c0, c1, ... were aggregated."""
     rounds = []
-    for number, of_round in enumerate(networks, start=1):
-        rows = [replace(ROW, client_id=f"c{place}", network=name) for place, name in enumerate(of_round)]
+    for number, names in enumerate(networks, start=1):
+        rows = [replace(ROW, client_id=f"c{index}", network=name) for index, name in enumerate(names)]
         rounds.append(record(number, 1.0, *rows))
     return tuple(
-        replace(one, failed_attempts=count)
-        for one, count in zip(rounds, failed_attempts or [0] * len(rounds), strict=True)
+        replace(closed, failed_attempts=count)
+        for closed, count in zip(rounds, failed_attempts or [0] * len(rounds), strict=True)
     )
 
 
 def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
-    rounds = played(["", ""], ["", "m1", "m1"], ["", "m1"])
+    rounds = play_rounds(["", ""], ["", "m1", "m1"], ["", "m1"])
     left_out = replace(ROW, client_id="c9", network="m1", status="refused: far from the others")
     rounds = (*rounds[:2], replace(rounds[2], clients=(*rounds[2].clients, left_out)))
     first, wider, deeper = build_network_records(CONTEXT, state_of(), rounds, ())
@@ -82,21 +84,23 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     ("programs", "failed_attempts", "trained", "expected"),
     [
         ((), (0, 0, 0, 0), None, None),
-        ((written(WIDER, 1),), (0, 0, 0, 0), None, 2),
-        ((written(WIDER, 2), written(WIDER, 3, target="executorch")), (0, 0, 0, 0), None, 3),
-        ((written(WIDER, 4),), (0, 0, 0, 0), None, None),  # in the last round, which is over
+        ((program(WIDER, 1),), (0, 0, 0, 0), None, 2),
+        ((program(WIDER, 2), program(WIDER, 3, target="executorch")), (0, 0, 0, 0), None, 3),
+        ((program(WIDER, 4),), (0, 0, 0, 0), None, None),  # in the last round, which is over
         # The second round was tried twice before, so that its attempt is the fourth.
-        ((written(WIDER, 3),), (0, 2, 0, 0), None, 2),
-        ((written(WIDER, 4),), (0, 2, 0, 0), None, 3),
-        ((written(WIDER, 2, peak_bytes=None),), (0, 0, 0, 0), None, None),
-        ((), (0, 0, 0, 0), 3, 3),  # what is known of one that has retired
-        ((written(WIDER, 3),), (0, 0, 0, 0), 3, 3),  # nothing else was written: its clients have waited for it
+        ((program(WIDER, 3),), (0, 2, 0, 0), None, 2),
+        ((program(WIDER, 4),), (0, 2, 0, 0), None, 3),
+        ((program(WIDER, 2, peak_bytes=None),), (0, 0, 0, 0), None, None),
+        ((), (0, 0, 0, 0), 3, 3),  # as is known of a network that has retired
+        ((program(WIDER, 3),), (0, 0, 0, 0), 3, 3),  # nothing else was written: its clients have waited for it
     ],
 )
 def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_was_written(
     programs: tuple[WrittenProgram, ...], failed_attempts: Sequence[int], trained: int | None, expected: int | None
 ) -> None:
-    rounds = played(*(["m1" if number == trained else ""] for number in range(1, 5)), failed_attempts=failed_attempts)
+    rounds = play_rounds(
+        *(["m1" if number == trained else ""] for number in range(1, 5)), failed_attempts=failed_attempts
+    )
     _, wider, _ = build_network_records(CONTEXT, state_of(*programs), rounds, ())
     assert wider.ready_round == expected
 
@@ -114,8 +118,8 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
         )
         for name, network, accuracy in (("a", "", 0.2), ("b", "m1", 0.5), ("c", "m1", 0.9))
     ]
-    gone = replace(rows[2], client_id="d", accuracy=0.0, status="missing: no answer came in time")
-    last = EvaluationRecord(round=2, seconds=1.0, clients=(*rows, gone))
+    missing = replace(rows[2], client_id="d", accuracy=0.0, status="missing: no answer came in time")
+    last = EvaluationRecord(round=2, seconds=1.0, clients=(*rows, missing))
     earlier = replace(last, round=1, clients=(replace(rows[0], accuracy=1.0),))
     first, wider, deeper = build_network_records(CONTEXT, state_of(), (), (earlier, last))
     assert (first.own_mean, first.owners) == (0.2, ("a",))
@@ -125,7 +129,7 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
 
 
 def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:
-    (only,) = build_network_records(CONTEXT, RunState(), played([""], [""]), ())
+    (only,) = build_network_records(CONTEXT, RunState(), play_rounds([""], [""]), ())
     assert (only.lineage, only.name, len(only.trained)) == (FIRST, "the first", 2)
 
 
@@ -133,41 +137,41 @@ def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:
 def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> None:
     networks = [
         NetworkRecord(
-            lineage=Lineage(id=f"m{place}", config=CONFIG)
-            if parent < 0 or not place
-            else Lineage(id=f"m{place}", config=CONFIG, parent=f"m{parent % place}", map=Copied())
+            lineage=Lineage(id=f"m{index}", config=CONFIG)
+            if parent < 0 or not index
+            else Lineage(id=f"m{index}", config=CONFIG, parent=f"m{parent % index}", map=Copied())
         )
-        for place, parent in enumerate(parents)
+        for index, parent in enumerate(parents)
     ]
-    found = list(walk_descendants(networks))
-    assert sorted(one.name for _, one in found) == sorted(one.name for one in networks)
+    descendants = list(walk_descendants(networks))
+    assert sorted(network.name for _, network in descendants) == sorted(network.name for network in networks)
     seen = dict[str, int]()
-    for depth, one in found:
-        assert depth == (0 if one.lineage.parent is None else seen[one.lineage.parent] + 1)
-        seen[one.name] = depth
+    for depth, network in descendants:
+        assert depth == (0 if network.lineage.parent is None else seen[network.lineage.parent] + 1)
+        seen[network.name] = depth
 
 
 def test_people_are_told_when_a_network_may_be_trained() -> None:
-    nothing = state_of(written(FIRST, 1), run_attempt=2)
-    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=None), run_attempt=2)
-    ready = state_of(written(FIRST, 1), written(WIDER, 2), run_attempt=2)
-    more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), run_attempt=3)
+    nothing = state_of(program(FIRST, 1), run_attempt=2)
+    unwritable = state_of(program(FIRST, 1), program(WIDER, 2, peak_bytes=None), run_attempt=2)
+    ready = state_of(program(FIRST, 1), program(WIDER, 2), run_attempt=2)
+    more = state_of(*ready.written.values(), program(WIDER, 3, target="executorch"), run_attempt=3)
     assert not list(describe_readiness(CONTEXT, nothing, unwritable))
     assert tuple(describe_readiness(CONTEXT, nothing, ready)) == ("network m1 may be trained from the next round on",)
     assert tuple(describe_readiness(CONTEXT, ready, more)) == ()
-    assert tuple(describe_readiness(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), run_attempt=1))) == ()
+    assert tuple(describe_readiness(CONTEXT, RunState(), state_of(program(FIRST, 1), lineages=(), run_attempt=1))) == ()
 
 
 def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
-    """A program that is there earlier than it was is ready no sooner."""
-    early = written(WIDER, 2)
+    """A program that is written earlier than before is used no sooner."""
+    early = program(WIDER, 2)
     again = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 4}))
     state = state_of(early, run_attempt=2)
     assert tuple(describe_readiness(again, state_of(run_attempt=2), state)) == ()
-    said = ("network m1 may be trained from the next round on",)
-    assert tuple(describe_readiness(again, state, replace(state, round=3))) == said
+    messages = ("network m1 may be trained from the next round on",)
+    assert tuple(describe_readiness(again, state, replace(state, round=3))) == messages
     assert tuple(describe_readiness(again, replace(state, round=3), replace(state, round=4))) == ()
-    rounds = played(*[[""]] * 5)
+    rounds = play_rounds(*[[""]] * 5)
     assert build_network_records(again, state, rounds, ())[1].ready_round == 4
     never = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 0}))
     assert build_network_records(never, state, rounds, ())[1].ready_round is None

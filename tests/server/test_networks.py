@@ -1,4 +1,4 @@
-"""Several networks in a run: ids that never collide, what retires, and aggregates that keep them apart."""
+"""Several networks in a run: ids without collisions, retirement, and aggregates of each network."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,15 +66,15 @@ architectures = st.builds(
 )
 
 
-def replicated(network_id: str = "wide") -> Lineage:
+def wider_lineage(network_id: str = "wide") -> Lineage:
     """A wider and deeper network that computes what the first does."""
     wider, first = network_of(WIDER), network_of(CONFIG)
-    drawn = Replication.drawn(wider, size_in(wider, first), open_stream("tests"))
+    drawn = Replication.draw(wider, size_in(wider, first), open_stream("tests"))
     sources = tuple(sorted(drawn.sources.items()))
     return Lineage(id=network_id, config=WIDER, parent="", map=Replicated(sources=sources), born_round=1)
 
 
-def evolving(before: ModelState, **changes: Any) -> EvolutionContext:
+def evolution_context(before: ModelState, **changes: Any) -> EvolutionContext:
     settings: dict[str, Any] = {
         "round": 1,
         "seed": 3,
@@ -90,8 +90,8 @@ def evolving(before: ModelState, **changes: Any) -> EvolutionContext:
     return EvolutionContext(**{**settings, **changes})
 
 
-def grown(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
-    return apply_evolution(CONTEXT, evolving(state), Evolution(after=state, born=(lineage,)))
+def grow_network(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
+    return apply_evolution(CONTEXT, evolution_context(state), Evolution(after=state, born=(lineage,)))
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_what_is_known_by_a_submodels_id_is_known_by_its_network(
 ) -> None:
     same = left == right
     assert (left.architecture_id == right.architecture_id) == same
-    keys = [SizedProgram(size=one, target="onnx", student=student).key for one in (left, right)]
+    keys = [SizedProgram(size=size, target="onnx", student=student).key for size in (left, right)]
     assert (keys[0] == keys[1]) == same
     for network in ("", "a"):
         lineage = replace(COPY, id=network, parent=None, map=Drawn()) if network else None
@@ -111,7 +111,7 @@ def test_what_is_known_by_a_submodels_id_is_known_by_its_network(
 
 
 def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:
-    """As they stand in journals and caches of before."""
+    """As they are in existing journals and caches."""
     assert Architecture().architecture_id == "5ae1625b488b3935"
     assert Architecture(axes=(("stream", Prefix(size=4)),), blocks=("a",)).architecture_id == "c759946ca39eaad5"
     assert b"network" not in canonical_json(Architecture())
@@ -122,13 +122,13 @@ def test_a_submodel_of_one_network_is_none_of_another() -> None:
     for architecture in CONTEXT.space:
         with pytest.raises(ConfigError, match="a submodel belongs to network '', but was used with network 'a'"):
             other.network.shapes(architecture)
-    assert [one.network for one in other.space] == ["a"] * len(CONTEXT.space)
-    assert [replace(one, network="", name="") for one in other.space] == [replace(a, name="") for a in CONTEXT.space]
-    assert all(one.name.startswith("a ") for one in other.space)
+    assert [size.network for size in other.space] == ["a"] * len(CONTEXT.space)
+    assert [replace(size, network="", name="") for size in other.space] == [replace(a, name="") for a in CONTEXT.space]
+    assert all(size.name.startswith("a ") for size in other.space)
 
 
 def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
-    state, _ = grown(COPY, draw_state(CONTEXT.network))
+    state, _ = grow_network(COPY, draw_state(CONTEXT.network))
     views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
     keys = set()
     for network_id in ("", "a"):
@@ -147,12 +147,12 @@ def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
         replace(COPY, born_round=2, retired_round=1)
 
 
-# --- what a network begins with -------------------------------------------------------------------------------------
+# --- first weights ----------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
     before = draw_state(CONTEXT.network)
-    state, lineages = grown(COPY, before)
+    state, lineages = grow_network(COPY, before)
     assert lineages == (FIRST, COPY)
     child = state.of("a")
     assert have_same_bits(child.shared, before.shared)
@@ -164,22 +164,22 @@ def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
 @pytest.mark.slow
 def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
     before = draw_state(CONTEXT.network)
-    state, lineages = grown(replicated(), before)
+    state, lineages = grow_network(wider_lineage(), before)
     inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    said = []
+    outputs = []
     for lineage in lineages:
         network = CONTEXT.declared(lineage).network
         module = build_module(network, network.full_architecture())
         module.load_state_dict(dict(state.of(lineage.id).shared))
-        said.append(module.eval()(inputs).detach())
-    torch.testing.assert_close(said[0], said[1], rtol=1e-5, atol=1e-5)
+        outputs.append(module.eval()(inputs).detach())
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
     largest = list_networks(CONTEXT, RunState(lineages=lineages))[1].space[-1]
     assert estimate_size(CONTEXT, lineages, largest).parameters > CONTEXT.first.candidates[-1].parameters
 
 
 def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
     alone = Lineage(id="new", config=WIDER, born_round=1)
-    state, _ = grown(alone, draw_state(CONTEXT.network))
+    state, _ = grow_network(alone, draw_state(CONTEXT.network))
     assert have_same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
 
 
@@ -213,15 +213,15 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_methods_mistake_is_told(name: str) -> None:
-    answer, told = MISTAKES[name]
+    answer, message = MISTAKES[name]
     state = draw_state(CONTEXT.network)
-    with pytest.raises(ValueError, match=told):
-        apply_evolution(CONTEXT, evolving(state), answer(state))
+    with pytest.raises(ValueError, match=message):
+        apply_evolution(CONTEXT, evolution_context(state), answer(state))
 
 
 def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() -> None:
-    def stays(now: EvolutionContext) -> Evolution:
-        return Evolution(after=now.after)
+    def stays(inputs: EvolutionContext) -> Evolution:
+        return Evolution(after=inputs.after)
 
     with pytest.raises(ValueError, match="`evolve` changes networks, but `search` knows only the first one"):
         with_steps(DynamicSelection().roles(), evolve=stays)
@@ -229,7 +229,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other settings than its parent"):
-        grown(replace(COPY, config=WIDER), draw_state(CONTEXT.network))
+        grow_network(replace(COPY, config=WIDER), draw_state(CONTEXT.network))
 
 
 # --- checkpoints and the journal --------------------------------------------------------------------------------------
@@ -238,19 +238,19 @@ def test_settings_that_a_map_does_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("retired", [(), ("",), ("a",)])
 def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
     before = draw_state(CONTEXT.network)
-    answer = Evolution(after=before, born=(COPY, replicated()))
-    state, lineages = apply_evolution(CONTEXT, evolving(before), answer)
-    networks = {one.id: CONTEXT.declared(one).network for one in lineages}
-    later = evolving(state, round=2, lineages=lineages, networks=networks)
+    answer = Evolution(after=before, born=(COPY, wider_lineage()))
+    state, lineages = apply_evolution(CONTEXT, evolution_context(before), answer)
+    networks = {lineage.id: CONTEXT.declared(lineage).network for lineage in lineages}
+    later = evolution_context(state, round=2, lineages=lineages, networks=networks)
     state, lineages = apply_evolution(CONTEXT, later, Evolution(after=state, retired=retired))
     child = state.of("wide")
     copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
-    kept = {"a/b.c": torch.arange(3), "x": torch.zeros(())}
-    state = state.with_network("wide", replace(child, copies=copies, moments={"mean": dict(child.shared)}, kept=kept))
-    found = unpack_state(pack_state(state))
-    assert found.network_ids == state.network_ids == tuple(one.id for one in lineages if one.living)
+    memory = {"a/b.c": torch.arange(3), "x": torch.zeros(())}
+    state = state.with_network("wide", replace(child, copies=copies, moments={"mean": dict(child.shared)}, kept=memory))
+    loaded = unpack_state(pack_state(state))
+    assert loaded.network_ids == state.network_ids == tuple(lineage.id for lineage in lineages if lineage.living)
     for network_id in state.network_ids:
-        read, own = found.of(network_id), state.of(network_id)
+        read, own = loaded.of(network_id), state.of(network_id)
         assert have_same_bits(read.shared, own.shared)
         assert read.lineage == own.lineage
         assert {key: have_same_bits(read.copies[key], own.copies[key]) for key in own.copies} == dict.fromkeys(
@@ -261,46 +261,46 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
         assert all(torch.equal(read.kept[name], tensor) for name, tensor in own.kept.items())
     for network_id in retired:
         with pytest.raises(ConfigError, match="it has retired or never existed"):
-            found.of(network_id)
+            loaded.of(network_id)
         assert not any(network_id and name.startswith(f"network/{network_id}/") for name in pack_state(state))
 
 
-def retiring(context: RunContext) -> tuple[RunState, RunState]:
-    """A run whose network `a` retires, with something known of it wherever something can be; before and after."""
+def retire_network(context: RunContext) -> tuple[RunState, RunState]:
+    """A run before and after its network `a` retires, with something known of it wherever something can be."""
     state = training(context)
     lineages = (*list_lineages(context, ()), COPY, replace(COPY, id="b"))
     state = replace(state, lineages=lineages)
-    sizes = {one.id: context.declared(one).space[0] for one in lineages}
-    programs = {one: SizedProgram(size=size, target="onnx") for one, size in sizes.items()}
+    sizes = {lineage.id: context.declared(lineage).space[0] for lineage in lineages}
+    programs = {network_id: SizedProgram(size=size, target="onnx") for network_id, size in sizes.items()}
     facts = ProgramFacts(planned_peak_bytes=1000)
     client = state.clients["ada"]
     for size in sizes.values():
-        no = replace(refusal(context, state, "ada"), reason="runtime")
-        state = record_unfit(state, replace(client, given=Submodel(size=size, architecture=size)), no, "no")
+        answer = replace(refusal(context, state, "ada"), reason="runtime")
+        state = record_unfit(state, replace(client, given=Submodel(size=size, architecture=size)), answer, "no")
     last = {
         name: replace(client, client_id=name, given=Submodel(size=size, architecture=size))
         for name, size in zip(CLIENTS, sizes.values(), strict=True)
     }
     state = replace(
         state,
-        written={one.key: WrittenProgram(program=one, facts=facts, run_attempt=1) for one in programs.values()},
+        written={item.key: WrittenProgram(program=item, facts=facts, run_attempt=1) for item in programs.values()},
         queue=tuple(programs.values()),
         last=last,
     )
     after = replace_lineages(
-        context, state, tuple(replace(one, retired_round=2) if one.id == "a" else one for one in lineages)
+        context, state, tuple(replace(entry, retired_round=2) if entry.id == "a" else entry for entry in lineages)
     )
     return state, after
 
 
 def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
     context = context_with_settings(method=HeteroFL())
-    before, after = retiring(context)
-    assert [one.id for one in list_living_lineages(context, after)] == ["", "b"]
-    for kept in (after.written, after.queue, list_unfit_sizes(after, "ada", "onnx")):
-        assert len(kept) == 2
-    assert {one.program.size.network for one in after.written.values()} == {"", "b"}
-    assert {one.size.network for one in after.queue} == {"", "b"}
+    before, after = retire_network(context)
+    assert [lineage.id for lineage in list_living_lineages(context, after)] == ["", "b"]
+    for known in (after.written, after.queue, list_unfit_sizes(after, "ada", "onnx")):
+        assert len(known) == 2
+    assert {written.program.size.network for written in after.written.values()} == {"", "b"}
+    assert {program.size.network for program in after.queue} == {"", "b"}
     assert list_unfit_sizes(before, "ada", "onnx").keys() - list_unfit_sizes(after, "ada", "onnx").keys() == {
         context.declared(COPY).space[0].architecture_id
     }
@@ -308,19 +308,19 @@ def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
 
 def test_the_journal_keeps_networks_and_prunes_the_programs_of_those_that_retire(tmp_path: Path) -> None:
     context = context_with_settings(method=HeteroFL())
-    before, after = retiring(context)
+    before, after = retire_network(context)
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
     journal.save(RunState(), before)
-    found = journal.load(9.0)
-    assert (found.lineages, found.written, found.queue) == (before.lineages, before.written, before.queue)
+    loaded = journal.load(9.0)
+    assert (loaded.lineages, loaded.written, loaded.queue) == (before.lineages, before.written, before.queue)
     journal.save(before, after)
-    found = journal.load(9.0)
-    assert (found.lineages, found.written, found.queue) == (after.lineages, after.written, after.queue)
+    loaded = journal.load(9.0)
+    assert (loaded.lineages, loaded.written, loaded.queue) == (after.lineages, after.written, after.queue)
     engine.dispose()
 
 
-# --- what clients are given ---------------------------------------------------------------------------------------
+# --- assignment ---------------------------------------------------------------------------------------------------
 
 
 def test_sizes_are_those_of_all_networks_in_use_each_with_its_own_estimate() -> None:
@@ -328,54 +328,54 @@ def test_sizes_are_those_of_all_networks_in_use_each_with_its_own_estimate() -> 
     state = RunState(lineages=(*list_lineages(context, ()), replace(COPY, config=MODEL)))
     both = list_candidates(context, state, "onnx")
     assert len(both) == 2 * len(context.space)
-    assert [one.order for one in both] == sorted(one.order for one in both)
+    assert [entry.order for entry in both] == sorted(entry.order for entry in both)
     estimate = get_estimates(context, state, "onnx")
-    assert all(estimate(one.architecture) == replace(one, architecture=one.architecture) for one in both)
+    assert all(estimate(entry.architecture) == replace(entry, architecture=entry.architecture) for entry in both)
     alone = replace(
-        state, lineages=tuple(replace(one, retired_round=1) if not one.id else one for one in state.lineages)
+        state, lineages=tuple(replace(entry, retired_round=1) if not entry.id else entry for entry in state.lineages)
     )
-    assert {one.architecture.network for one in list_candidates(context, alone, "onnx")} == {"a"}
+    assert {candidate.architecture.network for candidate in list_candidates(context, alone, "onnx")} == {"a"}
 
 
 def test_estimates_are_asked_for_of_each_network() -> None:
     context = context_with_settings(method=DynamicSelection())
     state = RunState(lineages=(*list_lineages(context, ()), replace(COPY, config=MODEL)))
-    wanted = request_estimates(context, state, "onnx")
-    assert [one.key for one in wanted] == ["onnx", "a/onnx"]
-    known = {one.key: build_target_estimates(context, one, None, "no") for one in wanted}
+    requests = request_estimates(context, state, "onnx")
+    assert [request.key for request in requests] == ["onnx", "a/onnx"]
+    known = {request.key: build_target_estimates(context, request, None, "no") for request in requests}
     assert request_estimates(context, replace(state, live=replace(state.live, estimates=known)), "onnx") == ()
-    assert [one.architecture.network for one in known["a/onnx"].candidates] == ["a"] * len(context.space)
+    assert [candidate.architecture.network for candidate in known["a/onnx"].candidates] == ["a"] * len(context.space)
 
 
 def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -> None:
     context = context_with_settings(method=HeteroFL())
-    _, after = retiring(context)
+    _, after = retire_network(context)
 
     def stands(standing: StandingContext) -> Architecture:
-        kept = standing.client.architecture
-        return kept if kept.network in standing.networks else replace(kept, network="b")
+        architecture = standing.client.architecture
+        return architecture if architecture.network in standing.networks else replace(architecture, network="b")
 
-    others = with_steps(context.roles, standing=stands)
-    for roles, expected in ((context.roles, None), (others, "b")):
-        told = replace(context, roles=roles)
-        gone = find_standing(told, after, after.last["bob"])
-        assert (None if gone is None else gone.architecture.network) == expected
-        assert gone is None or gone.size == context.declared(after.lineages[2]).space[0]
-        stays = find_standing(told, after, after.last["ada"])
-        assert stays is not None
-        assert stays.architecture.network == ""
+    changed_roles = with_steps(context.roles, standing=stands)
+    for roles, expected in ((context.roles, None), (changed_roles, "b")):
+        changed = replace(context, roles=roles)
+        retired = find_standing(changed, after, after.last["bob"])
+        assert (None if retired is None else retired.architecture.network) == expected
+        assert retired is None or retired.size == context.declared(after.lineages[2]).space[0]
+        living = find_standing(changed, after, after.last["ada"])
+        assert living is not None
+        assert living.architecture.network == ""
 
 
 def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_counts_from_the_next() -> None:
     context = context_with_settings(method=HeteroFL())
-    _, after = retiring(context)
-    asked = list[StandingContext]()
+    _, after = retire_network(context)
+    calls = list[StandingContext]()
 
     def stands(standing: StandingContext) -> Architecture:
-        asked.append(standing)
+        calls.append(standing)
         return standing.client.architecture
 
-    told = replace(context, roles=with_steps(context.roles, standing=stands))
+    changed = replace(context, roles=with_steps(context.roles, standing=stands))
     client = replace(
         after.last["ada"],
         offer=replace(after.last["ada"].offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
@@ -384,9 +384,9 @@ def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_coun
     other = context.declared(after.lineages[2]).space[0]
     for number, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
         state = replace(after, round=number, written={} if nothing_written else after.written)
-        find_standing(told, state, client)
-        assert asked[-1].ready(replace(client.size, name="as it is called elsewhere"))
-        assert asked[-1].ready(other) == expected
+        find_standing(changed, state, client)
+        assert calls[-1].ready(replace(client.size, name="as it is called elsewhere"))
+        assert calls[-1].ready(other) == expected
 
 
 def test_people_are_told_of_networks() -> None:

@@ -1,4 +1,4 @@
-"""A device that gets no task is told why, however often that is lost."""
+"""A device that gets no task is told the reason, however many messages are lost."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +28,9 @@ LITTLE = 10
 
 
 def notices(actions: tuple[Action, ...]) -> dict[str, Ack]:
-    """What clients are told of tasks that they do not get."""
+    """The acks that tell clients why they get no task."""
     replies = [action for action in actions if isinstance(action, Reply)]
-    return {one.client_id: one.ack for one in replies if one.ack.reason and one.ack.status == "accepted"}
+    return {reply.client_id: reply.ack for reply in replies if reply.ack.reason and reply.ack.status == "accepted"}
 
 
 def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the_round() -> None:
@@ -40,13 +40,13 @@ def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the
     assert notices(actions) == {}
     for name in CLIENTS[1:]:
         state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
-    told = notices(actions)
-    assert told.keys() == {"ada"}
-    assert told["ada"].of == "its telemetry"
-    assert told["ada"].reason.startswith("no submodel fits: the smallest needs")
+    acks = notices(actions)
+    assert acks.keys() == {"ada"}
+    assert acks["ada"].of == "its telemetry"
+    assert acks["ada"].reason.startswith("no submodel fits: the smallest needs")
     for name in CLIENTS:
         alive = Presence(client_id=name, session_id=f"{name}-1", online=True)
-        assert notices(step(PLAN, state, alive, 3.0)[1]) == ({"ada": told["ada"]} if name == "ada" else {})
+        assert notices(step(PLAN, state, alive, 3.0)[1]) == ({"ada": acks["ada"]} if name == "ada" else {})
 
 
 def test_a_device_that_can_take_no_part_at_all_is_told_with_its_ack() -> None:
@@ -69,12 +69,12 @@ def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told
 
 def test_in_a_try_that_leaves_nothing_to_aggregate_everybody_is_told() -> None:
     state = measuring(PLAN)
-    told: dict[str, Ack] = {}
+    acks: dict[str, Ack] = {}
     for name in CLIENTS:
         state, actions = step(PLAN, state, telemetry(PLAN, name, memory_bytes=LITTLE), 2.0)
-        told |= notices(actions)
+        acks |= notices(actions)
     assert (state.phase, state.attempt) == ("measure", 1)
-    assert told.keys() == set(CLIENTS)
+    assert acks.keys() == set(CLIENTS)
 
 
 @pytest.mark.slow
@@ -86,5 +86,5 @@ def test_on_a_link_that_loses_half_of_all_messages_a_skipped_device_hears_why(tm
         heard = world.devices["dot"].acks
         world.run(until=lambda heard=heard: any(ack.reason for ack in heard.values()))  # type: ignore[misc]  # bound now
         assert world.server.state.round == 1
-        (told,) = [ack for ack in heard.values() if ack.reason]
-        assert told.reason.startswith("no submodel fits: the smallest needs")
+        (ack,) = [ack for ack in heard.values() if ack.reason]
+        assert ack.reason.startswith("no submodel fits: the smallest needs")

@@ -1,4 +1,4 @@
-"""Numbers with which no training can work are refused when a run is read or made, wherever in it they stand."""
+"""Numbers that no training can use are refused when a run is read or made, in any of its settings."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ SHIPPED = ("quickstart", "fedtrans-game", "oort", "fluid", "fedyogi")
 
 
 def numbers(plain: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where numbers stand in plain settings; of a list the first item stands for all."""
+    """The keys of the numbers in plain settings; the first item of a list stands for all."""
     if isinstance(plain, dict):
         for key, value in plain.items():
             yield from numbers(value, (*keys, key))
@@ -34,9 +34,9 @@ def numbers(plain: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_number_of_a_run_may_be_infinite_or_none_at_all(name: str) -> None:
     plain = to_plain(read_runs(name)[0])
-    places = list(numbers(plain))
-    assert len(places) > 60
-    for keys in places:
+    paths = list(numbers(plain))
+    assert len(paths) > 60
+    for keys in paths:
         for value in (math.nan, math.inf, -math.inf):
             with pytest.raises(ConfigError, match=f"is {value}, but must be"):
                 validate(Run, apply_override(plain, keys, value), ".".join(keys))

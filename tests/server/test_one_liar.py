@@ -23,7 +23,7 @@ LIAR = st.builds(ChangeSize, weights=ANY, travel=ANY, samples=ANY, held_weights=
 
 @given(honest=st.lists(HONEST, min_size=3, max_size=30), liar=LIAR)
 def test_no_change_counts_more_than_its_limit(honest: list[ChangeSize], liar: ChangeSize) -> None:
-    sizes = {**{f"h{place}": size for place, size in enumerate(honest)}, "liar": liar}
+    sizes = {**{f"h{index}": size for index, size in enumerate(honest)}, "liar": liar}
     far = find_outliers(sizes, (), SETTINGS)
     counted = liar.weights * (far["liar"].scale if "liar" in far else 1.0)
     usual = max(size.weights for size in honest)  # the median with one liar among them is no larger
@@ -46,6 +46,6 @@ def test_no_client_has_more_than_three_times_an_equal_share_and_never_more_than_
 
 @pytest.mark.parametrize("samples", [1.0, 4.9])
 def test_a_change_below_the_weights_is_far_without_much_longer_training(samples: float) -> None:
-    honest = {f"h{place}": ChangeSize(weights=0.01, samples=1.0, travel=1.0, held_weights=HELD) for place in range(4)}
+    honest = {f"h{index}": ChangeSize(weights=0.01, samples=1.0, travel=1.0, held_weights=HELD) for index in range(4)}
     liar = ChangeSize(weights=0.9 * HELD, samples=samples, travel=1.0, held_weights=HELD)
     assert set(find_outliers({**honest, "liar": liar}, (), SETTINGS)) == {"liar"}

@@ -30,10 +30,12 @@ def sizes(**weights: float) -> dict[str, ChangeSize]:
 def test_a_change_above_five_times_the_median_of_four_is_outside() -> None:
     inside = sizes(ada=1.0, bob=1.2, cyd=0.8, dan=5.0)
     assert find_outliers(inside, (), SETTINGS) == {}
-    found = find_outliers({**inside, "dan": ChangeSize(weights=10.0)}, (), SETTINGS)
-    assert found["dan"].why == "its change of weights is 10 times the median of the round, but may be 5 times at most"
-    assert found["dan"].scale == 0.0625
-    assert set(found) == {"dan"}
+    outliers = find_outliers({**inside, "dan": ChangeSize(weights=10.0)}, (), SETTINGS)
+    assert (
+        outliers["dan"].why == "its change of weights is 10 times the median of the round, but may be 5 times at most"
+    )
+    assert outliers["dan"].scale == 0.0625
+    assert set(outliers) == {"dan"}
 
 
 @given(times=st.floats(1, 1e12))
@@ -54,9 +56,9 @@ def test_a_longer_training_explains_a_larger_change() -> None:
     four = {"ada": short, "bob": short, "cyd": short, "dan": long}
     assert find_outliers(four, (), SETTINGS) == {}
     assert set(find_outliers({**four, "dan": replace(long, weights=19.0)}, (), SETTINGS)) == {"dan"}
-    # Who trains less than the others may move as far as they do.
+    # A client that trains less than the others may move as far as they do.
     assert find_outliers({**four, "dan": replace(long, weights=5.0, travel=0.01)}, (), SETTINGS) == {}
-    # The rounds before tell how far that was for which training.
+    # Earlier rounds show how far a training of that length moves weights.
     assert find_outliers({"dan": long}, (short,), SETTINGS) == {}
     assert set(find_outliers({"dan": replace(long, travel=1.0)}, (short,), SETTINGS)) == {"dan"}
 
@@ -81,13 +83,13 @@ def test_measuring_takes_no_steps() -> None:
 def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
     kind: str, much: dict[str, float]
 ) -> None:
-    """Most have learned what their few samples have to tell, and move next to nothing."""
+    """Most clients have learned their few samples, and hardly move."""
     few = {"samples": 8.0, "travel": 1.0, f"held_{kind}": 1.0}
     still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{**few, kind: 1e-4}))
     moves = ChangeSize(**{**few, **much, kind: 0.99})
     assert find_outliers({**still, "dan": moves}, (), SETTINGS) == {}
-    found = find_outliers({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
-    assert found["dan"].scale == 0.0625
+    outliers = find_outliers({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
+    assert outliers["dan"].scale == 0.0625
     for short in ({"samples": 39.0}, {"travel": 4.9}):
         assert find_outliers({**still, "dan": replace(moves, **{**few, **short})}, (), SETTINGS).keys() == {"dan"}
 
@@ -97,12 +99,12 @@ def test_one_of_many_moves_the_model_by_a_fifth_of_its_weights_at_most(kind: str
     """Late in a run an honest change is a hundredth of the weights: thirty times as much is below them, and far."""
     honest = ChangeSize(**{kind: 0.01, f"held_{kind}": 1.0}, samples=40.0, travel=5.0)
     for count in (3, 9, 19):
-        others = dict.fromkeys((f"c{place}" for place in range(count)), honest)
-        found = find_outliers({**others, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
-        assert found.keys() == {"eve"}
-        assert found["eve"].scale == pytest.approx(1.5**-4)
+        honest_sizes = dict.fromkeys((f"c{index}" for index in range(count)), honest)
+        outliers = find_outliers({**honest_sizes, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
+        assert outliers.keys() == {"eve"}
+        assert outliers["eve"].scale == pytest.approx(1.5**-4)
         jumps = replace(honest, **{kind: 0.19})
-        assert find_outliers({**others, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
+        assert find_outliers({**honest_sizes, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
 
 
 def test_of_fewer_than_four_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
@@ -123,9 +125,9 @@ def test_where_most_moved_nothing_no_change_is_far_that_is_smaller_than_what_it_
 def test_of_two_kinds_the_one_further_off_decides() -> None:
     usual = ChangeSize(weights=1.0, statistics=1.0)
     eve = ChangeSize(weights=20.0, statistics=100.0)
-    found = find_outliers({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
-    assert found["eve"].scale == pytest.approx(0.05**4)
-    assert found["eve"].why.startswith("its change of running statistics is 100 times")
+    outliers = find_outliers({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
+    assert outliers["eve"].scale == pytest.approx(0.05**4)
+    assert outliers["eve"].why.startswith("its change of running statistics is 100 times")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
@@ -154,7 +156,7 @@ def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
 
 
 @pytest.mark.parametrize(
-    ("past", "found"),
+    ("past", "expected"),
     [
         ((), set()),
         ((1.0,), {"eve"}),
@@ -164,11 +166,11 @@ def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
         ((0.0,), set()),
     ],
 )
-def test_fewer_than_four_are_compared_with_the_rounds_before(past: tuple[float, ...], found: set[str]) -> None:
+def test_fewer_than_four_are_compared_with_the_rounds_before(past: tuple[float, ...], expected: set[str]) -> None:
     changes = tuple(ChangeSize(weights=value) for value in past)
-    here = find_outliers(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
-    assert set(here) == found
-    assert all("times that of the last rounds" in one.why for one in here.values())
+    outliers = find_outliers(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
+    assert set(outliers) == expected
+    assert all("times that of the last rounds" in outlier.why for outlier in outliers.values())
 
 
 def test_four_that_mostly_moved_nothing_are_compared_with_the_rounds_before() -> None:
@@ -180,7 +182,7 @@ def test_four_that_mostly_moved_nothing_are_compared_with_the_rounds_before() ->
 
 @pytest.mark.parametrize("kind", ["weights", "statistics", "measured"])
 def test_each_kind_has_a_median_of_its_own(kind: str) -> None:
-    """Running statistics are of another magnitude, and must not hide what becomes of weights."""
+    """Running statistics are of another magnitude, and must not hide changes of weights."""
     usual: dict[str, Any] = {"weights": 0.01, "statistics": 5.0, "measured": 1.0, "own": 1.0}
     round_sizes = {name: ChangeSize(**usual) for name in ("ada", "bob", "cyd")}
     round_sizes["eve"] = ChangeSize(**{**usual, kind: 20 * usual[kind]})
@@ -206,7 +208,7 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
         "dan": ChangeSize(weights=1.0, statistics=10.0, own=3.0),
         "eve": ChangeSize(weights=5.0, statistics=10.0),
     }
-    # Nobody else has anything to itself, so that this stands out most.
+    # No other client has tensors of its own, so that this change stands out most.
     assert rank_outliers(changes) == ("dan", "cyd", "eve", "bob", "ada")
     # A change that longer training explains stands out less than one that nothing explains.
     trained = {name: replace(size, own=0.0, statistics=1.0, travel=1.0) for name, size in changes.items()}
@@ -216,7 +218,7 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "last", "said"),
+    ("loss", "last", "message"),
     [
         (math.nan, 1.0, "the model diverged to a loss of nan"),
         (math.inf, None, "the model diverged to a loss of inf"),
@@ -229,9 +231,9 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
     ],
 )
 def test_a_model_has_diverged_far_above_the_last_loss_and_that_of_guessing(
-    loss: float, last: float | None, said: str
+    loss: float, last: float | None, message: str
 ) -> None:
-    assert explain_divergence(loss, last, math.log(10), SETTINGS) == said
+    assert explain_divergence(loss, last, math.log(10), SETTINGS) == message
 
 
 def test_without_a_factor_only_what_is_not_finite_has_diverged() -> None:
@@ -250,7 +252,7 @@ def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any
 
 
 @pytest.mark.parametrize(
-    ("said", "attacked", "meant"),
+    ("setting", "attacked", "meant"),
     [
         ("auto", False, "report"),
         ("auto", True, "auto"),
@@ -260,9 +262,9 @@ def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any
     ],
 )
 def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_otherwise(
-    said: Any, attacked: bool, meant: str
+    setting: Any, attacked: bool, meant: str
 ) -> None:
-    assert OutlierSettings(outliers=said).for_emulation(attacked=attacked).outliers == meant
+    assert OutlierSettings(outliers=setting).for_emulation(attacked=attacked).outliers == meant
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_updates_of_nearly_nothing_make_nobody_far_away() -> None:
-    """In a fleet of two, and of five of which two say so: an honest change is smaller than what it changes."""
+    """One client of two sends such updates, or two of five: honest changes are smaller than what they change."""
     honest, tiny = ChangeSize(weights=0.05, held_weights=1.0), ChangeSize(weights=1e-9, held_weights=1.0)
     past = [tiny] * 5
     assert find_outliers({"ada": honest, "eve": tiny}, past, OutlierSettings()) == {}

@@ -19,7 +19,7 @@ class Clock:
 
 def state(number: int, *stages: Stage) -> RunState:
     clients = {
-        str(place): ClientState(client_id=str(place), device="d", stage=stage) for place, stage in enumerate(stages)
+        str(index): ClientState(client_id=str(index), device="d", stage=stage) for index, stage in enumerate(stages)
     }
     return RunState(round=number, at=Training(), clients=MappingProxyType(clients))
 
@@ -32,8 +32,8 @@ def test_rounds_devices_and_time_left() -> None:
     assert begun == Progress(round=1, round_count=4, answered=0, devices=2, left_s=None)
     assert pace.progress(state(1, "out", "out", "skipped", "missing")) is None, "nothing that is told has changed"
     clock.now_s += 6
-    one = pace.progress(state(1, "done", "out", "skipped", "missing"))
-    assert one == replace(begun, answered=1), "no round was seen whole"
+    first = pace.progress(state(1, "done", "out", "skipped", "missing"))
+    assert first == replace(begun, answered=1), "no round was seen whole"
     clock.now_s += 4
     assert pace.progress(state(2, "out", "out")) == Progress(
         round=2, round_count=4, answered=0, devices=2, left_s=30.0
@@ -56,9 +56,9 @@ def test_a_round_that_was_taken_up_in_its_midst_tells_nothing_of_how_long_rounds
     clock = Clock()
     pace = Pace(5, clock)
     for number, seconds in ((3, 5), (4, 60)):
-        found = pace.progress(state(number, "out"))
-        assert found is not None
-        assert found.left_s is None
+        progress = pace.progress(state(number, "out"))
+        assert progress is not None
+        assert progress.left_s is None
         clock.now_s += seconds
         pace.progress(RunState(round=number + 1, at=Measuring()))
     last = pace.progress(state(5, "out"))
@@ -66,7 +66,7 @@ def test_a_round_that_was_taken_up_in_its_midst_tells_nothing_of_how_long_rounds
     assert last.left_s == 60.0
 
 
-class Watching(Unobserved):
+class FailingObserver(Unobserved):
     def __init__(self) -> None:
         self.heard: list[Progress] = []
 
@@ -75,16 +75,16 @@ class Watching(Unobserved):
         raise ZeroDivisionError
 
 
-class Old:
+class OldObserver:
     def say(self, text: str) -> None:
-        """As observers were before there was progress."""
+        """An observer as they were before there was progress."""
 
     def round_finished(self, record: RoundRecord) -> None:
         """The same."""
 
 
 def test_who_does_not_want_to_hear_of_it_is_told_nothing_and_who_fails_ends_nothing() -> None:
-    found, watching = Progress(round=1, round_count=2, answered=0, devices=1, left_s=None), Watching()
-    for observer in (watching, GuardedObserver(watching), Old(), Unobserved()):
-        GuardedObserver(observer).progressed(found)
-    assert watching.heard == [found, found]
+    progress, failing = Progress(round=1, round_count=2, answered=0, devices=1, left_s=None), FailingObserver()
+    for observer in (failing, GuardedObserver(failing), OldObserver(), Unobserved()):
+        GuardedObserver(observer).progressed(progress)
+    assert failing.heard == [progress, progress]

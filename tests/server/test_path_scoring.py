@@ -1,4 +1,4 @@
-"""How the server scores paths of a supernet: by running statistics of their own, and by what the run goes by."""
+"""The server scores paths of a supernet with running statistics of their own, by the metric that the run uses."""
 
 from dataclasses import replace
 
@@ -41,8 +41,8 @@ def context_of(model: object, **changes: object) -> RunContext:
     return make_context(METHOD, model, data=data, **changes)  # type: ignore[arg-type]
 
 
-def spoiled(network: Network) -> dict[str, Tensor]:
-    """Weights that are drawn, and running statistics that are those of nothing."""
+def spoil_statistics(network: Network) -> dict[str, Tensor]:
+    """Random weights, and running statistics that belong to no data."""
     roles = {name: decl.role for name, decl in network.tensors.items()}
     state = init_state(network, 1)
     return {
@@ -61,7 +61,7 @@ def samples(shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
 def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
     context = context_of(BATCH)
     network, data = context.network, samples(BATCH.input_shape, BATCH.class_count)
-    state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
+    state, path = spoil_statistics(network), path_architecture(network, ["conv1", "dsconv3"])
     own = evaluate(network, path, recalibrate(network, state, path, [data[0]]), *data)
     assert own.loss != pytest.approx(evaluate(network, path, state, *data).loss, rel=0.01)
     assert score_path(network, path, state, data, objective="next_token") == pytest.approx(-own.loss)
@@ -73,7 +73,7 @@ def test_paths_of_labels_that_are_no_classes_are_scored_by_loss(objective: Objec
     context = context_of(BATCH)
     network, (inputs, labels) = context.network, samples(BATCH.input_shape, BATCH.class_count)
     targets = torch.nn.functional.one_hot(labels, BATCH.class_count).float()
-    state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
+    state, path = spoil_statistics(network), path_architecture(network, ["conv1", "dsconv3"])
     measured = recalibrate(network, state, path, [inputs])
     own = evaluate(network, path, measured, inputs, targets, objective=objective)
     assert score_path(network, path, state, (inputs, targets), objective=objective) == pytest.approx(-own.loss)
@@ -82,7 +82,7 @@ def test_paths_of_labels_that_are_no_classes_are_scored_by_loss(objective: Objec
 def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> None:
     context = context_of(BATCH)
     network, (inputs, _) = context.network, samples(BATCH.input_shape, BATCH.class_count)
-    state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
+    state, path = spoil_statistics(network), path_architecture(network, ["conv1", "dsconv3"])
     views = Views(context=context, samples=inputs)
     seen = views.prepare_tensors(
         views.of(ModelState(shared=state), Participant(client_id="", architecture=path, size=path))
@@ -106,15 +106,17 @@ def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_lo
         context = context_of(SUPERNET)
         inputs, labels = samples(SUPERNET.input_shape, SUPERNET.class_count)
     network, state = context.network, init_state(context.network, 4)
-    made = score_generation(
+    proposal = score_generation(
         context,
         RunState(round=1, aggregated_round=1, at=Searching()),
         ModelState(shared=state),
         Dataset(inputs=inputs.numpy(), labels=labels.numpy()),
     )
-    assert made.generation is not None
-    found = [
-        evaluate(network, path_architecture(network, path), state, inputs, labels) for path in made.generation.paths
+    assert proposal.generation is not None
+    evaluations = [
+        evaluate(network, path_architecture(network, path), state, inputs, labels) for path in proposal.generation.paths
     ]
-    assert list(made.scores) == pytest.approx([-one.loss if text else one.accuracy for one in found])
-    assert len(set(made.scores)) > 1
+    assert list(proposal.scores) == pytest.approx(
+        [-evaluation.loss if text else evaluation.accuracy for evaluation in evaluations]
+    )
+    assert len(set(proposal.scores)) > 1

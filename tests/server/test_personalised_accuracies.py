@@ -1,4 +1,4 @@
-"""How good the model is on devices' own data: how that spreads over them, and methods that choose by it."""
+"""Accuracy of the model on devices' own data: its spread over the devices, and methods that select by it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from subfleet.methods.selector import AvailableClient, SelectionContext
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.readings import Budget
 
-# --- how it spreads -----------------------------------------------------------------------------------------------
+# --- spread -------------------------------------------------------------------------------------------------------
 
 
 def record_of(*rows: tuple[str, str, float]) -> EvaluationRecord:
@@ -40,12 +40,12 @@ def record_of(*rows: tuple[str, str, float]) -> EvaluationRecord:
 def test_a_spread_by_hand() -> None:
     record = record_of(("a", "pi", 0.2), ("b", "pi", 0.8), ("c", "phone", 0.6), ("d", "phone", 0.2), ("e", "jet", 1.0))
     left_out = replace(record.clients[0], client_id="z", accuracy=0.0, label_count=0, status="missing: no answer")
-    found = replace(record, clients=(*record.clients, left_out)).spread()
-    assert found is not None
-    assert (found.clients, found.lower_quartile, found.upper_quartile) == (5, 0.2, 0.8)
-    assert found.mean == pytest.approx(0.56)
-    assert (found.worst, found.worst_client, found.worst_tier) == (0.2, "a", "phone")
-    assert found.tiers == {"jet": 1.0, "phone": pytest.approx(0.4), "pi": pytest.approx(0.5)}
+    spread = replace(record, clients=(*record.clients, left_out)).spread()
+    assert spread is not None
+    assert (spread.clients, spread.lower_quartile, spread.upper_quartile) == (5, 0.2, 0.8)
+    assert spread.mean == pytest.approx(0.56)
+    assert (spread.worst, spread.worst_client, spread.worst_tier) == (0.2, "a", "phone")
+    assert spread.tiers == {"jet": 1.0, "phone": pytest.approx(0.4), "pi": pytest.approx(0.5)}
     loss = record.spread("loss")
     assert loss is not None
     assert (loss.worst, loss.worst_client, loss.worst_tier) == (1.0, "e", "jet"), "of losses the largest is worst"
@@ -59,18 +59,18 @@ def test_a_spread_by_hand() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_quartiles_are_those_of_numpy(values: list[float]) -> None:
-    found = record_of(*((f"c{place}", f"t{place % 3}", value) for place, value in enumerate(values))).spread()
-    assert found is not None
-    assert [found.lower_quartile, found.upper_quartile] == pytest.approx(np.percentile(values, [25, 75]))
-    assert found.interquartile_range == pytest.approx(float(np.subtract(*np.percentile(values, [75, 25]))))
-    assert found.mean == pytest.approx(float(np.mean(values)))
-    assert found.worst == min(values)
+    spread = record_of(*((f"c{index}", f"t{index % 3}", value) for index, value in enumerate(values))).spread()
+    assert spread is not None
+    assert [spread.lower_quartile, spread.upper_quartile] == pytest.approx(np.percentile(values, [25, 75]))
+    assert spread.interquartile_range == pytest.approx(float(np.subtract(*np.percentile(values, [75, 25]))))
+    assert spread.mean == pytest.approx(float(np.mean(values)))
+    assert spread.worst == min(values)
 
 
-# --- who is chosen by it ------------------------------------------------------------------------------------------
+# --- selection ----------------------------------------------------------------------------------------------------
 
 
-def evaluated(client_id: str, loss: float) -> Evaluated:
+def evaluation(client_id: str, loss: float) -> Evaluated:
     return Evaluated(
         task_id="task",
         run_id="run",
@@ -95,7 +95,7 @@ def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
             client_id=name,
             sample_count=10,
             budget=Budget(memory_bytes=1),
-            evaluation=None if loss is None else evaluated(name, loss),
+            evaluation=None if loss is None else evaluation(name, loss),
         )
         for name, loss in losses.items()
     )
@@ -112,11 +112,11 @@ def test_a_method_that_chooses_by_evaluations_needs_them_after_every_round() -> 
 
 @pytest.mark.slow
 def test_what_clients_found_is_told_to_methods(tmp_path: Path) -> None:
-    """Of three clients the two are chosen whose losses were largest, once all are known."""
+    """Of three clients, the two with the largest losses are chosen, once all losses are known."""
     losses = {"ada": 3.0, "bob": 1.0, "cyd": 2.0}
     behaviours = {
-        name: replace(one, held_out_count=HELD_OUT, evaluate=lambda weights, given: (losses[given.client_id], 0.5))
-        for name, one in fleet().items()
+        name: replace(behaviour, held_out_count=HELD_OUT, evaluate=lambda weights, task: (losses[task.client_id], 0.5))
+        for name, behaviour in fleet().items()
     }
     method = PowerOfChoice(candidates=3.0, losses="evaluated")
     settings = config(rounds=6, clients_per_round=2, method=method, evaluation=EACH)
@@ -124,4 +124,4 @@ def test_what_clients_found_is_told_to_methods(tmp_path: Path) -> None:
     world.run()
     chosen = [{row.client_id for row in record.aggregated} for record in world.server.result().rounds]
     assert chosen[2:] == [{"ada", "cyd"}] * 4
-    assert set().union(*chosen[:2]) == {*CLIENTS}, "of whom nothing is known comes first"
+    assert set().union(*chosen[:2]) == {*CLIENTS}, "clients without a known loss come first"

@@ -1,4 +1,4 @@
-"""Evaluations and scores that never come: a deadline once, a short wait once, and then nobody waits for them."""
+"""Evaluations and scores that never come: the server waits until the deadline once, briefly once, and then no more."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ from server.searching_cases import (
     send_scoring_tasks,
     supernet_round,
 )
-from server.test_evaluations import asked, made, said
+from server.test_evaluations import answer, complete_request, start_evaluation
 from server.test_scoring import candidates
 
 from subfleet.methods.fedfa import FedFA
@@ -46,32 +46,35 @@ from subfleet.settings.sections import Evaluations
 # --- evaluations --------------------------------------------------------------------------------------------------
 
 
-def evaluations(
+def request_evaluations(
     context: RunContext, misses: int, *, of: tuple[str, ...] = ("cyd",)
 ) -> tuple[RunState, Mapping[str, EvaluationRequest]]:
-    """All are asked to evaluate after a round, at second 5."""
-    state, actions = asked(context)
+    """All clients are asked to evaluate after a round, at second 5."""
+    state, actions = start_evaluation(context)
     for name in of:
         state = with_record(state, name, "evaluation", after_misses(misses))
-    return state, {one.participant.client_id: one for one in select_requests(EvaluationRequest, actions)}
+    return state, {request.participant.client_id: request for request in select_requests(EvaluationRequest, actions)}
 
 
-def evaluating(context: RunContext, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
-    """Everybody has its task since second 6."""
-    state, wanted = evaluations(context, misses, of=of)
-    for name in sorted(wanted):
-        state, _ = step(context, state, made(wanted[name]), 6.0)
+def send_evaluations(context: RunContext, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
+    """All clients have their tasks since second 6."""
+    state, requests = request_evaluations(context, misses, of=of)
+    for name in sorted(requests):
+        state, _ = step(context, state, complete_request(requests[name]), 6.0)
     return state
 
 
 EVALUATED = context_of(evaluation=Evaluations(every=1), rounds=3, deadlines=DEADLINES)
 
 
-def clients_closed(context: RunContext, state: RunState, name: str, now_s: float) -> Mapping[str, str]:
-    """Why client states were closed, after this client has said what it found; empty where the evaluation goes on."""
-    _, actions = said(context, state, name, now_s)
+def list_closed_reasons(context: RunContext, state: RunState, name: str, now_s: float) -> Mapping[str, str]:
+    """Why client states were closed by this client's answer; empty where the evaluation goes on."""
+    _, actions = answer(context, state, name, now_s)
     return {
-        client.client_id: client.reason for one in actions if isinstance(one, CloseEvaluation) for client in one.clients
+        client.client_id: client.reason
+        for action in actions
+        if isinstance(action, CloseEvaluation)
+        for client in action.clients
     }
 
 
@@ -90,17 +93,17 @@ def clients_closed(context: RunContext, state: RunState, name: str, now_s: float
 def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
     misses: int, seconds: float, reason: str
 ) -> None:
-    state = evaluating(EVALUATED, misses)
-    state, _ = said(EVALUATED, state, "ada", 7.0)
+    state = send_evaluations(EVALUATED, misses)
+    state, _ = answer(EVALUATED, state, "ada", 7.0)
     if seconds:
-        state, _ = said(EVALUATED, state, "bob", 7.0)
+        state, _ = answer(EVALUATED, state, "bob", 7.0)
         assert tick(EVALUATED, state, 5.0 + seconds - 0.5).phase == "evaluate"
         state, actions = step(EVALUATED, state, Tick(), 5.0 + seconds)
-        (close,) = (one for one in actions if isinstance(one, CloseEvaluation))
+        (close,) = (action for action in actions if isinstance(action, CloseEvaluation))
         reasons = {client.client_id: client.reason for client in close.clients}
     else:
-        reasons = dict(clients_closed(EVALUATED, state, "bob", 7.0))
-        state, _ = said(EVALUATED, state, "bob", 7.0)
+        reasons = dict(list_closed_reasons(EVALUATED, state, "bob", 7.0))
+        state, _ = answer(EVALUATED, state, "bob", 7.0)
     assert state.phase == "measure"
     assert reasons["cyd"] == reason
     assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [0, 0, misses + 1]
@@ -108,28 +111,28 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
 
 
 def test_what_an_extra_finds_in_time_counts() -> None:
-    state, _ = said(EVALUATED, evaluating(EVALUATED, 2), "cyd", 8.0)
+    state, _ = answer(EVALUATED, send_evaluations(EVALUATED, 2), "cyd", 8.0)
     assert state.clients["cyd"].stage == "done"
     assert get_punctuality(state, "cyd", "evaluation") == Punctuality(took_s=(2.0,))
-    state, _ = said(EVALUATED, state, "ada", 8.0)
+    state, _ = answer(EVALUATED, state, "ada", 8.0)
     assert state.phase == "evaluate", "others are waited for"
 
 
 def test_where_only_extras_evaluate_they_are_waited_for_as_after_one_miss_and_have_missed_no_more() -> None:
-    state = evaluating(EVALUATED, 2, of=CLIENTS)
+    state = send_evaluations(EVALUATED, 2, of=CLIENTS)
     state = close_after(EVALUATED, state, 76.0)
     assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [2, 2, 2]
 
 
 def test_where_nobody_evaluated_nobody_has_missed_more_than_one() -> None:
-    state = close_after(EVALUATED, evaluating(EVALUATED, 0), 300.0)
+    state = close_after(EVALUATED, send_evaluations(EVALUATED, 0), 300.0)
     assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [1, 1, 1]
 
 
 def test_an_evaluation_that_closes_at_its_quorum_has_not_waited_for_the_others() -> None:
     context = replace(EVALUATED, config=replace(EVALUATED.config, quorum=0.5))
-    state, _ = said(context, evaluating(EVALUATED, 0), "ada", 7.0)
-    state, _ = said(context, state, "bob", 7.0)
+    state, _ = answer(context, send_evaluations(EVALUATED, 0), "ada", 7.0)
+    state, _ = answer(context, state, "bob", 7.0)
     assert (state.phase, count_misses(state, "cyd", "evaluation")) == ("measure", 0)
 
 
@@ -140,26 +143,28 @@ SCORED = context_of(
 )
 
 
-def scoring(misses: int, *, of: tuple[str, ...] = ("cyd",), also: tuple[str, ...] = CLIENTS) -> RunState:
-    """Candidates were proposed to everybody at second 2; these have the task to score them."""
+def start_scoring(misses: int, *, of: tuple[str, ...] = ("cyd",), sent_to: tuple[str, ...] = CLIENTS) -> RunState:
+    """Candidates are proposed to all clients at second 2; some of them have the task to score these."""
     state = measuring(SCORED)
     for name in of:
         state = with_record(state, name, "scores", after_misses(misses))
     for name in CLIENTS:
         state, _ = step(SCORED, state, telemetry(SCORED, name), 2.0)
-    for name in also:
+    for name in sent_to:
         state, _ = step(SCORED, state, candidates(state, name), 2.0)
     return state
 
 
-def scores_told(state: RunState, now_s: float, *names: str) -> tuple[RunState, list[Action]]:
+def send_scores(state: RunState, now_s: float, *names: str) -> tuple[RunState, list[Action]]:
     actions = list[Action]()
     for name in names:
         task = state.clients[name].task
         assert task is not None
-        found = tuple(CandidateScore(score=1.0, reason="") for _ in task.programs)
-        answer = Scores(task_id=task.task_id, run_id=SCORED.run_id, round=1, client_id=name, scores=found, seconds=0.1)
-        state, more = step(SCORED, state, answer, now_s)
+        scores = tuple(CandidateScore(score=1.0, reason="") for _ in task.programs)
+        message = Scores(
+            task_id=task.task_id, run_id=SCORED.run_id, round=1, client_id=name, scores=scores, seconds=0.1
+        )
+        state, more = step(SCORED, state, message, now_s)
         actions += more
     return state, actions
 
@@ -168,7 +173,7 @@ def scores_told(state: RunState, now_s: float, *names: str) -> tuple[RunState, l
 def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_that_once(
     misses: int, seconds: float
 ) -> None:
-    state, _ = scores_told(scoring(misses), 3.0, *OTHERS)
+    state, _ = send_scores(start_scoring(misses), 3.0, *OTHERS)
     state = tick(SCORED, state, 2.0 + seconds - 0.5)
     assert state.clients["cyd"].stage == "scoring"
     state = tick(SCORED, state, 2.0 + seconds)
@@ -178,20 +183,20 @@ def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_tha
 
 
 def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
-    state, _ = scores_told(scoring(2), 3.0, "ada")
+    state, _ = send_scores(start_scoring(2), 3.0, "ada")
     assert state.clients["cyd"].stage == "scoring"
-    told_in_time, actions = scores_told(state, 4.0, "cyd")
-    assert "accepted" in [one.ack.status for one in actions if isinstance(one, Reply)]
-    assert get_punctuality(told_in_time, "cyd", "scores") == Punctuality(took_s=(2.0,))
+    in_time, actions = send_scores(state, 4.0, "cyd")
+    assert "accepted" in [action.ack.status for action in actions if isinstance(action, Reply)]
+    assert get_punctuality(in_time, "cyd", "scores") == Punctuality(took_s=(2.0,))
     task = state.clients["cyd"].task
     assert task is not None
-    state, actions = scores_told(state, 4.0, "bob")
+    state, actions = send_scores(state, 4.0, "bob")
     assert (state.clients["cyd"].stage, count_misses(state, "cyd", "scores")) == ("preparing", 3)
     assert Withdraw(task_id=task.task_id) in actions
 
 
 def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None:
-    state = scoring(3, of=CLIENTS)
+    state = start_scoring(3, of=CLIENTS)
     state = tick(SCORED, state, 76.5)
     assert {client.stage for client in state.clients.values()} == {"scoring"}
     state = tick(SCORED, state, 77.0)
@@ -200,12 +205,12 @@ def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None
 
 
 def test_where_nobody_scored_nobody_has_missed_more_than_one() -> None:
-    state = tick(SCORED, scoring(0), 302.0)
+    state = tick(SCORED, start_scoring(0), 302.0)
     assert [count_misses(state, name, "scores") for name in CLIENTS] == [1, 1, 1]
 
 
 def test_a_score_task_that_was_never_sent_is_not_missed() -> None:
-    state, _ = scores_told(scoring(2, also=OTHERS), 3.0, *OTHERS)
+    state, _ = send_scores(start_scoring(2, sent_to=OTHERS), 3.0, *OTHERS)
     assert (state.clients["cyd"].stage, count_misses(state, "cyd", "scores")) == ("preparing", 2)
 
 
@@ -214,13 +219,13 @@ def test_a_score_task_that_was_never_sent_is_not_missed() -> None:
 PATHS = context_with(replace(SCORING, scoring_rounds=6), deadlines=DEADLINES)
 
 
-def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
+def start_path_scoring(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
     """Devices are asked to score the paths of a generation, at second 6."""
     state, actions = supernet_round(PATHS)
     for name, count in misses.items():
         state = with_record(state, name, "paths", after_misses(count))
-    made = complete_generation(PATHS, state, actions)
-    generation = replace(made, result=replace(made.result, ticket="ab", scores=()))
+    event = complete_generation(PATHS, state, actions)
+    generation = replace(event, result=replace(event.result, ticket="ab", scores=()))
     state, actions = step(PATHS, state, generation, 6.0)
     return send_scoring_tasks(state, actions, PATHS, 6.0), actions
 
@@ -232,7 +237,7 @@ def closed_rounds(state: RunState) -> int:
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (2, 0.0)])
 def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses: int, seconds: float) -> None:
-    state, _ = paths({})
+    state, _ = start_path_scoring({})
     first, second = sorted(state.clients)
     state = with_record(state, second, "paths", after_misses(misses))
     state, _ = step(PATHS, state, report_scores(state, PATHS, first, (0.1, 0.2, 0.3)), 7.0)
@@ -246,20 +251,20 @@ def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses:
 
 
 def test_extras_score_paths_beside_those_that_are_wanted() -> None:
-    plain, _ = paths({})
+    plain, _ = start_path_scoring({})
     assert len(plain.clients) == 2
-    state, actions = paths({"cyd": 2})
+    state, actions = start_path_scoring({"cyd": 2})
     assert set(state.clients) == set(CLIENTS)
     assert len(select_requests(EvaluationRequest, actions)) == 3
-    state, _ = paths({"cyd": 2, "bob": 8, "ada": 3})
+    state, _ = start_path_scoring({"cyd": 2, "bob": 8, "ada": 3})
     assert len(state.clients) == 2
 
 
 def test_where_only_extras_score_paths_a_round_of_scoring_waits_as_after_one_miss() -> None:
-    state, _ = paths(dict.fromkeys(CLIENTS, 2))
+    state, _ = start_path_scoring(dict.fromkeys(CLIENTS, 2))
     state = tick(PATHS, state, 80.5)
     assert closed_rounds(state) == 0
-    asked_now = set(state.clients)
+    scorers = set(state.clients)
     state = tick(PATHS, state, 81.0)
     assert closed_rounds(state) == 1
-    assert {count_misses(state, name, "paths") for name in asked_now} == {2}
+    assert {count_misses(state, name, "paths") for name in scorers} == {2}

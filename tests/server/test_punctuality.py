@@ -1,4 +1,4 @@
-"""Clients that beat and never answer: a deadline once, a short wait once, and then nobody waits for them."""
+"""Clients that are alive but never answer: rounds wait until the deadline once, briefly once, and then no more."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,13 +46,13 @@ from subfleet.serving.attendance import is_unawaited
 from subfleet.serving.narration import describe_step
 from subfleet.settings.sections import Deadlines
 
-# --- what is remembered -------------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------------------
 
 
 def test_after_the_second_miss_nobody_waits_but_for_a_short_time_after_8_and_16_and_so_on() -> None:
     records = [after_misses(count) for count in range(70)]
-    assert [count for count, one in enumerate(records) if one.awaited] == [0, 1, 8, 16, 32, 64]
-    assert [count for count, one in enumerate(records) if not one.extra] == [0, 1]
+    assert [count for count, record in enumerate(records) if record.awaited] == [0, 1, 8, 16, 32, 64]
+    assert [count for count, record in enumerate(records) if not record.extra] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_where_only_extras_are_there_one_of_them_is_waited_for_until_the_deadlin
 
 
 def test_where_nobody_answered_nobody_has_missed_a_training() -> None:
-    """It may be the server that was not heard: the whole fleet would be extras after it."""
+    """The server itself may have been unreachable; else the whole fleet would become extras."""
     late = close_after(CONTEXT, hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0), 600.0)
     assert (late.phase, late.attempt) == ("waiting", 1)
     assert [count_misses(late, name) for name in CLIENTS] == [0, 0, 0]
@@ -198,8 +198,8 @@ def test_where_nobody_answered_nobody_has_missed_a_training() -> None:
 def test_where_all_others_refuse_an_extra_is_waited_for() -> None:
     state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     for name in OTHERS:
-        gone = replace(state.clients[name], stage="refused", reason="no data")
-        state = replace(state, clients=MappingProxyType({**state.clients, name: gone}))
+        refused = replace(state.clients[name], stage="refused", reason="no data")
+        state = replace(state, clients=MappingProxyType({**state.clients, name: refused}))
     assert tick(CONTEXT, state, 1700.0).phase == "train"
 
 
@@ -220,8 +220,8 @@ def test_a_quorum_is_a_share_of_those_that_are_waited_for() -> None:
 def test_who_goes_away_with_a_task_has_missed_it_and_why_it_is_away_is_told(farewell: str) -> None:
     """Else a client that says goodbye shortly before each deadline would cost a round its whole time."""
     state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0), 3.0, *OTHERS)
-    gone = Presence(client_id="cyd", session_id="cyd-1", online=False, reason=farewell)
-    state, _ = step(CONTEXT, state, gone, 590.0)
+    goodbye = Presence(client_id="cyd", session_id="cyd-1", online=False, reason=farewell)
+    state, _ = step(CONTEXT, state, goodbye, 590.0)
     state = tick(CONTEXT, state, 602.0)
     words = f"it said goodbye ({farewell})" if farewell else "the broker reported a broken connection (its will)"
     assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 1)
@@ -241,7 +241,7 @@ def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None
     assert count_misses(state, "cyd") == 2
 
 
-# --- models, and what people are told -----------------------------------------------------------------------------
+# --- models, and messages to people -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (3, 75.0)])
@@ -254,8 +254,8 @@ def test_models_are_waited_for_shortly_where_trainings_were_missed(misses: int, 
         known = after_misses(misses, 1.0) if name == "cyd" else after_misses(9)
         state = with_record(state, name, "training", known)
     for name in OTHERS:
-        gone = replace(state.clients[name], stage="done")
-        state = replace(state, clients=MappingProxyType({**state.clients, name: gone}))
+        done = replace(state.clients[name], stage="done")
+        state = replace(state, clients=MappingProxyType({**state.clients, name: done}))
     assert close_after(context, state, seconds).phase == "finished"
 
 
@@ -265,12 +265,12 @@ def sentences(before: RunState, after: RunState) -> Iterator[str]:
 
 def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_does_again() -> None:
     state = hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0)
-    said_of_cyd, before = list[str](), state
+    messages, before = list[str](), state
     for count in range(12):
         state = with_record(state, "cyd", "training", after_misses(count))
-        said_of_cyd += sentences(before, state)
+        messages += sentences(before, state)
         before = state
-    assert said_of_cyd == [
+    assert messages == [
         "client cyd has not answered its last 2 tasks; the run does not wait for it until it answers again"
     ]
     state = with_record(state, "cyd", "training", after_misses(0, 1.0))
@@ -286,7 +286,7 @@ def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
 
 
 def mute(message: Message) -> Message | None:
-    """It beats, tells what it can give, takes its tasks, and never answers one."""
+    """It sends heartbeats and telemetry and accepts tasks, but never answers one."""
     return None if isinstance(message, Answer) else message
 
 

@@ -1,4 +1,4 @@
-"""What a file says, what is set in its place, what it is based on, and the several runs that it may be."""
+"""Run files: their values, overrides, bases and sweeps."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ PLAIN = st.recursive(
 TABLES = st.dictionaries(st.sampled_from("abc"), PLAIN, max_size=3)
 
 
-def written(folder: Path, text: str, name: str = "run.toml") -> Path:
+def write_run(folder: Path, text: str, name: str = "run.toml") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
@@ -38,7 +38,7 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
     for name in METHODS:
         run = read_run(name)
         assert (run.name, run.method.TYPE) == (name, name)
-        devices = tuple(replace(one, network=None) for one in run.fleet.devices)  # which FedADP's bring
+        devices = tuple(replace(device, network=None) for device in run.fleet.devices)  # FedADP's devices declare one
         assert replace(run.fleet, devices=devices) == read_run("quickstart").fleet
     games = {"league", "league-both", "league-depth", "league-width"}
     grown = {f"fedtrans-{name}" for name in ("ablation", "game", "heterogeneity", "models", "sensitivity", "vit")}
@@ -64,7 +64,7 @@ def test_what_a_command_line_sets_is_toml_or_text(text: str, keys: tuple[str, ..
 
 def test_numbers_of_blocks_stand_in_a_file_and_in_what_takes_part_where_they_are_not_counted(tmp_path: Path) -> None:
     text = 'base = "quickstart"\n[model]\nblock_numbers = [[0, 4, 1, 2]]\n'
-    grown = read_run(written(tmp_path, text))
+    grown = read_run(write_run(tmp_path, text))
     assert to_plain(grown.model)["block_numbers"] == [[0, 4, 1, 2]]
     assert grown == read_run("quickstart", ("model.block_numbers=[[0, 4, 1, 2]]",))
     assert "block_numbers" not in json.loads(read_run("quickstart").fingerprint())["model"]
@@ -104,16 +104,16 @@ def test_a_wrong_override_is_one_sentence(override: str, words: str) -> None:
 @given(plain=TABLES, keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=3), value=PLAIN)
 def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: list[str], value: object) -> None:
     try:
-        found = apply_override(plain, keys, value)
+        changed = apply_override(plain, keys, value)
     except ConfigError:
         return
-    inner = found
+    inner = changed
     for key in keys:
         inner = inner[key]
     assert inner == value
     first = keys[0]
-    assert {key: one for key, one in found.items() if key != first} == {
-        key: one for key, one in plain.items() if key != first
+    assert {key: value for key, value in changed.items() if key != first} == {
+        key: value for key, value in plain.items() if key != first
     }
 
 
@@ -122,19 +122,19 @@ def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: l
 def test_a_file_upon_another_has_all_of_its_own_values_and_the_others_rest(
     base: dict[str, object], own: dict[str, object]
 ) -> None:
-    found = merge_settings(base, own)
-    assert merge_settings(found, own) == found
+    merged = merge_settings(base, own)
+    assert merge_settings(merged, own) == merged
     assert merge_settings({}, own) == own
     assert merge_settings(base, {}) == base
-    assert set(found) == {*base, *own}
+    assert set(merged) == {*base, *own}
 
 
 def test_a_file_may_be_based_on_a_shipped_run_or_on_one_beside_it(tmp_path: Path) -> None:
-    written(tmp_path, 'base = "quickstart"\nname = "first"\nrounds = 2\n[training]\nepochs = 1\n', "first.toml")
-    run = read_run(written(tmp_path, 'base = "first.toml"\nname = "second"\n[method]\ntype = "fedavg"\n'))
+    write_run(tmp_path, 'base = "quickstart"\nname = "first"\nrounds = 2\n[training]\nepochs = 1\n', "first.toml")
+    run = read_run(write_run(tmp_path, 'base = "first.toml"\nname = "second"\n[method]\ntype = "fedavg"\n'))
     assert (run.name, run.rounds, run.training.epochs, run.training.batch_size) == ("second", 2, 1, 32)
     assert run.method == FedAvg(), "a table of another kind has nothing of the one that it replaces"
-    merging = read_run(written(tmp_path, 'base = "quickstart"\n[method]\ndepth = false\n'))
+    merging = read_run(write_run(tmp_path, 'base = "quickstart"\n[method]\ndepth = false\n'))
     assert merging.method == HeteroFL(weighting="samples", class_mask=False, depth=False)
 
 
@@ -147,14 +147,14 @@ def test_a_file_may_be_based_on_a_shipped_run_or_on_one_beside_it(tmp_path: Path
     ],
 )
 def test_a_wrong_base_is_one_sentence(tmp_path: Path, text: str, error: type[Exception], words: str) -> None:
-    path = written(tmp_path, text, "other.toml")
+    path = write_run(tmp_path, text, "other.toml")
     with pytest.raises(error, match=words):
         read_run(path)
 
 
 def test_files_that_are_based_on_each_other_are_refused(tmp_path: Path) -> None:
-    written(tmp_path, f'base = "{tmp_path / "b.toml"}"', "a.toml")
-    written(tmp_path, f'base = "{tmp_path / "a.toml"}"', "b.toml")
+    write_run(tmp_path, f'base = "{tmp_path / "b.toml"}"', "a.toml")
+    write_run(tmp_path, f'base = "{tmp_path / "a.toml"}"', "b.toml")
     with pytest.raises(ConfigError, match="but must name another file"):
         read_run(tmp_path / "a.toml")
 
@@ -172,12 +172,12 @@ method = [{ type = "heterofl" }, { type = "fedavg", model = "smallest" }]
 
 
 def test_a_sweep_has_every_combination_with_every_seed(tmp_path: Path) -> None:
-    runs = read_runs(written(tmp_path, SWEEP))
-    told = [(run.method.TYPE, run.training.learning_rate, run.seed) for run in runs]
-    assert told == list(itertools.product(("heterofl", "fedavg"), (0.1, 0.2), (1, 2, 3)))
+    runs = read_runs(write_run(tmp_path, SWEEP))
+    combinations = [(run.method.TYPE, run.training.learning_rate, run.seed) for run in runs]
+    assert combinations == list(itertools.product(("heterofl", "fedavg"), (0.1, 0.2), (1, 2, 3)))
     assert runs[0].name == "duel-heterofl-0.1-s1"
     assert len({run.name for run in runs}) == len(runs)
-    few = read_runs(written(tmp_path, SWEEP), ("rounds=1",), (7,))
+    few = read_runs(write_run(tmp_path, SWEEP), ("rounds=1",), (7,))
     assert [(run.seed, run.rounds) for run in few] == [(7, 1)] * 4
 
 
@@ -192,7 +192,7 @@ def test_seeds_make_several_runs_of_any_file() -> None:
 
 def test_one_run_is_wanted_where_devices_are_real(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a sweep over 12 runs, but this takes a single run"):
-        read_run(written(tmp_path, SWEEP))
+        read_run(write_run(tmp_path, SWEEP))
 
 
 @pytest.mark.parametrize("text", ["", "a", "3..1", "1..", "1;2", "-1"])
@@ -220,7 +220,7 @@ set = { training.optimiser.momentum = 0.0 }
 
 
 def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_path: Path) -> None:
-    runs = read_runs(written(tmp_path, ENTRIES))
+    runs = read_runs(write_run(tmp_path, ENTRIES))
     names = [
         f"quickstart-{name}-sgd-{rounds}-s{seed}"
         for name in ("nefl-steps", "plain")
@@ -257,7 +257,7 @@ def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_p
 )
 def test_a_wrong_sweep_is_one_sentence(tmp_path: Path, sweep: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read_runs(written(tmp_path, f'base = "quickstart"\n{sweep}\n'))
+        read_runs(write_run(tmp_path, f'base = "quickstart"\n{sweep}\n'))
 
 
 def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Samples of another shape than the model's: fed where their values keep their places, else refused in one sentence."""
+"""Samples of another shape than the model's: used if they have as many values, and refused with a reason if not."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Pat
     settings = config(rounds=1, data=DataSettings(test=str(tmp_path / "series.npz")))
     world = World(tmp_path / "series", settings, fleet(input_shape=shape))
     plain = World(tmp_path / "plain", config(rounds=1), fleet())
-    for one in (world, plain):
-        one.run()
+    for each in (world, plain):
+        each.run()
     assert {row.status for row in world.server.result().rounds[0].clients} == {"aggregated"}
     assert world.server.result().accuracy == plain.server.result().accuracy
     assert world.model_bytes() == plain.model_bytes()

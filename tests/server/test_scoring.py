@@ -50,16 +50,16 @@ LARGEST = PLAN.space[-1].architecture_id
 def architectures_of(task: Task) -> tuple[Architecture, ...]:
     """The candidates of a score task."""
     assert isinstance(task.work, Score)
-    return tuple(one.architecture for one in task.submodels)
+    return tuple(submodel.architecture for submodel in task.submodels)
 
 
-def proposed() -> tuple[RunState, tuple[Action, ...]]:
-    """Everyone has answered at second 2."""
-    return answered(measuring(PLAN), 1, 2.0)
+def propose_candidates() -> tuple[RunState, tuple[Action, ...]]:
+    """All clients have sent telemetry at second 2."""
+    return measure_all(measuring(PLAN), 1, 2.0)
 
 
-def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
-    """Everyone answers a round's announcement; what is then done, without acks."""
+def measure_all(state: RunState, round_number: int, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
+    """All clients answer a round's announcement; returns the actions of the last step, without acks."""
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
         state, actions = step(PLAN, state, telemetry(PLAN, name, round_number), now_s)
@@ -72,87 +72,87 @@ def candidates(
     scorable = tuple(
         Scorable(
             size=size,
-            program=ProgramRef(program_id=f"s{place}", target="onnx", blob=blob(f"score {place}")),
+            program=ProgramRef(program_id=f"s{index}", target="onnx", blob=blob(f"score {index}")),
             weights=blob(f"first {size.architecture_id}"),
-            planned_peak_bytes=planned_peak_bytes + place,
+            planned_peak_bytes=planned_peak_bytes + index,
             packings=packings,
         )
-        for place, size in enumerate(state.clients[name].proposals)
+        for index, size in enumerate(state.clients[name].proposals)
     )
-    wanted = request_task(state, replace(state.clients[name], stage="scoring", task=None))
-    assert wanted is not None
-    return RequestDone(request=wanted, result=scorable)
+    request = request_task(state, replace(state.clients[name], stage="scoring", task=None))
+    assert request is not None
+    return RequestDone(request=request, result=scorable)
 
 
-def scoring() -> RunState:
+def start_scoring() -> RunState:
     """Every client has its candidates since second 2."""
-    state, _ = proposed()
+    state, _ = propose_candidates()
     for name in CLIENTS:
         state, _ = step(PLAN, state, candidates(state, name), 2.0)
     return state
 
 
-def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> Scores:
+def scores(state: RunState, name: str, *values: float | None, **changes: Any) -> Scores:
     known: dict[str, Any] = {
         "task_id": f"{PLAN.run_id}/r{state.round}/{name}/score",
         "run_id": PLAN.run_id,
         "round": state.round,
         "client_id": name,
-        "scores": tuple(CandidateScore(score=one, reason="" if one is not None else "no") for one in found),
+        "scores": tuple(CandidateScore(score=value, reason="" if value is not None else "no") for value in values),
         "seconds": 0.1,
     }
     return Scores(**{**known, **changes})
 
 
-def given(actions: tuple[Action, ...]) -> list[str]:
+def list_prepared(actions: tuple[Action, ...]) -> list[str]:
     """Ids of the sizes that are being prepared."""
-    return [one.participant.size.architecture_id for one in select_requests(TaskRequest, actions)]
+    return [request.participant.size.architecture_id for request in select_requests(TaskRequest, actions)]
 
 
 def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
-    state, actions = proposed()
-    asked = select_requests(ScoringRequest, actions)
-    assert [one.client_id for one in asked] == list(CLIENTS)
-    assert len(asked) == len(actions)
+    state, actions = propose_candidates()
+    requests = select_requests(ScoringRequest, actions)
+    assert [request.client_id for request in requests] == list(CLIENTS)
+    assert len(requests) == len(actions)
     order = [size.architecture_id for size in PLAN.space]
-    for action in asked:
-        places = [order.index(size.architecture_id) for size in action.sizes]
-        assert len(places) == 4
-        assert places == sorted(set(places))
-        assert places[-1] == len(order) - 1
+    for action in requests:
+        positions = [order.index(size.architecture_id) for size in action.sizes]
+        assert len(positions) == 4
+        assert positions == sorted(set(positions))
+        assert positions[-1] == len(order) - 1
         assert state.clients[action.client_id].proposals == action.sizes
     state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
-    (sent,) = actions
-    assert isinstance(sent, SendTask)
-    assert (sent.task.planned_peak_bytes, sent.task.deadline_s) == (1003, 299.0)
-    assert architectures_of(sent.task) == state.clients["ada"].proposals
-    assert isinstance(sent.task.work, Score)
-    assert (sent.task.work.settings.micro_batch_size, sent.task.work.settings.learning_rate) == (4, 0.0)
+    (sending,) = actions
+    assert isinstance(sending, SendTask)
+    assert (sending.task.planned_peak_bytes, sending.task.deadline_s) == (1003, 299.0)
+    assert architectures_of(sending.task) == state.clients["ada"].proposals
+    assert isinstance(sending.task.work, Score)
+    assert (sending.task.work.settings.micro_batch_size, sending.task.work.settings.learning_rate) == (4, 0.0)
     again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     assert (again.clients, actions) == (state.clients, ())
 
 
 def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
-    state, _ = proposed()
+    state, _ = propose_candidates()
     client = replace(state.clients["ada"], offer=replace(state.clients["ada"].offer, packing_width=32))
     state = replace(state, clients=MappingProxyType({**state.clients, "ada": client}))
     _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
-    assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
+    assert [action.task.planned_peak_bytes for action in actions if isinstance(action, SendTask)] == [1503]
     far = candidates(state, "ada", packings=(Packing(width=32, more_bytes=2 * PLENTY_BYTES),))
     _, actions = step(PLAN, state, far, 3.0)
-    assert not any(isinstance(one, SendTask) for one in actions)
+    assert not any(isinstance(action, SendTask) for action in actions)
 
 
 def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() -> None:
-    state = scoring()
+    state = start_scoring()
     chosen = {}
-    for name, found in zip(
+    for name, values in zip(
         CLIENTS, [(1.0, 4.0, 2.0, 3.0), (-1.0, None, -3.0, -2.0), (5.0, 5.0, 5.0, None)], strict=True
     ):
         best = {"ada": 1, "bob": 0, "cyd": 2}[name]  # of equals the largest
         chosen[name] = state.clients[name].proposals[best].architecture_id
-        state, actions = step(PLAN, state, scores(state, name, *found), 3.0)
-        assert (replies(actions), given(actions)) == (["accepted"], [chosen[name]])
+        state, actions = step(PLAN, state, scores(state, name, *values), 3.0)
+        assert (replies(actions), list_prepared(actions)) == (["accepted"], [chosen[name]])
         assert Withdraw(task_id=f"run/r1/{name}/score") in actions
     for name in CLIENTS:
         state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
@@ -170,24 +170,24 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         ),
         6.0,
     )
-    state, actions = answered(state, 2, 7.0)
+    state, actions = measure_all(state, 2, 7.0)
     assert len(actions) == len(CLIENTS)
-    assert given(actions) == list(chosen.values())
+    assert list_prepared(actions) == list(chosen.values())
 
 
 def test_scores_that_come_again_change_nothing() -> None:
-    state = scoring()
-    said = scores(state, "ada", 1.0, 2.0, 3.0, 2.0)
-    state, _ = step(PLAN, state, said, 3.0)
+    state = start_scoring()
+    message = scores(state, "ada", 1.0, 2.0, 3.0, 2.0)
+    state, _ = step(PLAN, state, message, 3.0)
     for _ in range(2):
-        again, actions = step(PLAN, state, said, 3.0)
+        again, actions = step(PLAN, state, message, 3.0)
         assert (again.clients, replies(actions), len(actions)) == (state.clients, ["duplicate"], 1)
         state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
         assert state.clients["ada"].stage == "out"
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "values"),
     [
         ({"run_id": "other"}, (1.0,) * 4),
         ({"round": 2}, (1.0,) * 4),
@@ -196,101 +196,101 @@ def test_scores_that_come_again_change_nothing() -> None:
         ({}, (1.0,) * 3),
     ],
 )
-def test_scores_of_anything_else_are_refused_with_a_reason(changes: dict[str, Any], found: tuple[float, ...]) -> None:
-    state = scoring()
-    after, actions = step(PLAN, state, scores(state, "ada", *found, **changes), 3.0)
+def test_scores_of_anything_else_are_refused_with_a_reason(changes: dict[str, Any], values: tuple[float, ...]) -> None:
+    state = start_scoring()
+    after, actions = step(PLAN, state, scores(state, "ada", *values, **changes), 3.0)
     assert (replies(actions), after.clients) == (["refused"], state.clients)
 
 
 def test_an_update_is_no_answer_to_candidates() -> None:
-    state = scoring()
+    state = start_scoring()
     after, actions = step(PLAN, state, update(PLAN, state, "ada"), 3.0)
     assert (replies(actions), after.clients) == (["refused"], state.clients)
 
 
 def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothing() -> None:
-    state = scoring()
+    state = start_scoring()
     state, actions = step(PLAN, state, scores(state, "ada", None, None, None, None), 3.0)
-    assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
+    assert (replies(actions), list_prepared(actions)) == (["accepted"], [LARGEST])
     refused = replace(refusal(PLAN, state, "bob"), reason="data")
     state, actions = step(PLAN, state, refused, 3.0)
-    assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
+    assert (replies(actions), list_prepared(actions)) == (["accepted"], [LARGEST])
     again, actions = step(PLAN, state, refused, 3.0)
     assert (replies(actions), again.clients) == (["duplicate"], state.clients)
     least = PLAN.first.candidates[0].training_memory_bytes["onnx"]
     state, actions = step(PLAN, state, refusal(PLAN, state, "cyd", least), 3.0)
-    assert given(actions) == [PLAN.space[0].architecture_id], "what is free now decides"
+    assert list_prepared(actions) == [PLAN.space[0].architecture_id], "what is free now decides"
 
 
 def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without() -> None:
-    state = scoring()
-    said = scores(state, "ada", 1.0, 2.0, 3.0, 4.0)
+    state = start_scoring()
+    message = scores(state, "ada", 1.0, 2.0, 3.0, 4.0)
     waiting, actions = step(PLAN, state, Tick(), 301.9)
     assert (waiting.clients, actions) == (state.clients, ())
     state, actions = step(PLAN, state, Tick(), 302.0)
-    assert given(actions) == [LARGEST] * 3
+    assert list_prepared(actions) == [LARGEST] * 3
     assert [action.task_id for action in actions if isinstance(action, Withdraw)] == [
         f"run/r1/{name}/score" for name in CLIENTS
     ]
-    late, actions = step(PLAN, state, said, 303.0)
+    late, actions = step(PLAN, state, message, 303.0)
     assert (replies(actions), late.clients) == (["refused"], state.clients)
 
 
 def test_programs_that_plan_too_much_are_not_scored() -> None:
-    state, _ = proposed()
+    state, _ = propose_candidates()
     whole = candidates(state, "ada")
-    large = [replace(one, planned_peak_bytes=10**10) for one in whole.result]
+    large = [replace(scorable, planned_peak_bytes=10**10) for scorable in whole.result]
     some = replace(whole, result=(*whole.result[:2], *large[2:]))
-    _, (sent,) = step(PLAN, state, some, 3.0)
-    assert isinstance(sent, SendTask)
-    assert architectures_of(sent.task) == state.clients["ada"].proposals[:2]
+    _, (sending,) = step(PLAN, state, some, 3.0)
+    assert isinstance(sending, SendTask)
+    assert architectures_of(sending.task) == state.clients["ada"].proposals[:2]
     for few in (whole.result[:1], (whole.result[0], *large[1:]), ()):
         after, actions = step(PLAN, state, replace(whole, result=tuple(few)), 3.0)
-        assert given(actions) == [LARGEST], "one alone needs no score"
+        assert list_prepared(actions) == [LARGEST], "one alone needs no score"
         assert after.clients["ada"].stage == "preparing"
 
 
 def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
-    state, _ = proposed()
+    state, _ = propose_candidates()
     whole = candidates(state, "ada")
     budget = state.clients["ada"].offer.budget
     assert budget is not None
     for more, scored in ((0, 3), (1, 2)):
         last = replace(whole.result[2], planned_peak_bytes=budget.memory_bytes + more)
-        _, (sent,) = step(PLAN, state, replace(whole, result=(*whole.result[:2], last)), 3.0)
-        assert isinstance(sent, SendTask)
-        assert len(architectures_of(sent.task)) == scored
+        _, (sending,) = step(PLAN, state, replace(whole, result=(*whole.result[:2], last)), 3.0)
+        assert isinstance(sending, SendTask)
+        assert len(architectures_of(sending.task)) == scored
 
 
 def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
-    state = scoring()
+    state = start_scoring()
     anew = Presence(client_id="ada", session_id="ada-2", online=True)
     assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=task(state, "ada")),)
 
 
-def stored(state: RunState, folder: Path) -> RunState:
-    """What a server that was killed finds."""
+def reload(state: RunState, folder: Path) -> RunState:
+    """The state that a restarted server loads."""
     engine = open_database(folder)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     journal = Journal(engine, run_id)
     journal.save(RunState(), state)
-    found = journal.load(2.0)
+    loaded = journal.load(2.0)
     engine.dispose()
-    return found
+    return loaded
 
 
 def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
-    state, asked = proposed()
+    state, proposed_actions = propose_candidates()
     state, _ = step(PLAN, state, candidates(state, "ada"), 2.0)
     state, _ = step(PLAN, state, candidates(state, "bob"), 2.0)
     state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
-    found = stored(state, tmp_path)
-    assert found.clients == state.clients
-    actions = list_resume_actions(PLAN, found)
+    loaded = reload(state, tmp_path)
+    assert loaded.clients == state.clients
+    actions = list_resume_actions(PLAN, loaded)
     assert SendTask(task=task(state, "ada")) in actions
-    assert select_requests(ScoringRequest, actions) == select_requests(ScoringRequest, asked)[-1:]
-    assert given(actions) == given(chosen) == [state.clients["bob"].proposals[1].architecture_id]
-    after, actions = step(PLAN, found, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
+    assert select_requests(ScoringRequest, actions) == select_requests(ScoringRequest, proposed_actions)[-1:]
+    assert list_prepared(actions) == list_prepared(chosen) == [state.clients["bob"].proposals[1].architecture_id]
+    after, actions = step(PLAN, loaded, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
     assert size_of(after.clients["ada"]) == state.clients["ada"].proposals[1].architecture_id
     assert replies(actions) == ["accepted"]
 
@@ -300,15 +300,15 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     propose = context.roles.assigner.propose
     assert propose is not None
     known = {
-        name: tuple(one.architecture.architecture_id for one in propose(make_assignee(context, name)))
+        name: tuple(candidate.architecture.architecture_id for candidate in propose(make_assignee(context, name)))
         for name in "abcdefgh"
     }
     assert known == {
-        name: tuple(one.architecture.architecture_id for one in propose(make_assignee(context, name)))
+        name: tuple(candidate.architecture.architecture_id for candidate in propose(make_assignee(context, name)))
         for name in "abcdefgh"
     }
     assert len(set(known.values())) > 1
-    order = [one.architecture.architecture_id for one in context.first.candidates]
+    order = [candidate.architecture.architecture_id for candidate in context.first.candidates]
     half = (len(order) - 1) // 2
     for sizes in known.values():
         small, middle, large = (order.index(size) for size in sizes)
@@ -318,9 +318,9 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     assert FedFA().roles().assigner.propose is None
     for link_bytes in range(0, 4 * context.first.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
-        found = propose(replace(make_assignee(context, "a"), budget=budget))
-        if len(found) > 1:
-            assert sum(one.weight_bytes for one in found) + found[-1].weight_bytes <= link_bytes
+        proposals = propose(replace(make_assignee(context, "a"), budget=budget))
+        if len(proposals) > 1:
+            assert sum(proposal.weight_bytes for proposal in proposals) + proposals[-1].weight_bytes <= link_bytes
 
 
 @pytest.mark.parametrize("count", [1, 17])
@@ -331,10 +331,10 @@ def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
 
 def score_by_width(task: Task) -> tuple[float, ...]:
     """The second smallest is best."""
-    return tuple(float(place == 1) for place in range(len(architectures_of(task))))
+    return tuple(float(index == 1) for index in range(len(architectures_of(task))))
 
 
-def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
+def play(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
     settings = config(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0), deploy_targets=())
     world = World(folder, settings, fleet(score=score_by_width), faults=faults)
     if kill:
@@ -350,17 +350,17 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
-    calm = played(tmp_path / "calm")
+    calm = play(tmp_path / "calm")
     rows = {(row.client_id, row.architecture_id) for record in calm.notes.records for row in record.clients}
     assert len(rows) == len(CLIENTS), "sizes stay as they were chosen"
     for name, device in calm.devices.items():
         first = device.tasks[0]
         assert (name, architectures_of(first)[1].architecture_id) in rows
-        assert [one.work.TYPE for one in device.tasks] == ["score", "train", "train"]
-    rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+        assert [job.work.TYPE for job in device.tasks] == ["score", "train", "train"]
+    rough = play(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
 
 def test_a_crash_before_the_task_is_there_prepares_it_anew() -> None:
-    state, asked = proposed()
-    assert list_resume_actions(PLAN, state) == asked
+    state, actions = propose_candidates()
+    assert list_resume_actions(PLAN, state) == actions

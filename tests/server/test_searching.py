@@ -1,4 +1,4 @@
-"""A search between two rounds: a generation at a time, scored by the server, remembered, and taken up."""
+"""A search between two rounds: one generation at a time, scored by the server, stored, and resumed."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -33,42 +33,49 @@ def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_pla
     waiting, more = step(BY_SERVER, state, Tick(), 5.5)
     assert (waiting.live.requested, more) == (state.live.requested, ())
     state, closed = run_search(BY_SERVER, state, actions)
-    assert [one.generation.number for one in closed] == list(range(1, len(closed) + 1))
-    assert {one.generation.tier for one in closed} == {1, 2}
-    paths = [path for one in closed for path in one.generation.paths]
-    assert len(paths) == len(set(paths)) == 9  # of nine paths that there are, none is scored twice
-    first, *found = state.lineages
+    assert [close.generation.number for close in closed] == list(range(1, len(closed) + 1))
+    assert {close.generation.tier for close in closed} == {1, 2}
+    paths = [path for close in closed for path in close.generation.paths]
+    assert len(paths) == len(set(paths)) == 9  # none of the nine paths is scored twice
+    first, *lineages = state.lineages
     assert first.retired_round == 1
-    assert [(one.id, one.parent, one.born_round) for one in found] == [("t1", "", 1), ("t2", "", 1)]
-    best = max((score, path) for one in closed for score, path in zip(one.scores, one.generation.paths, strict=True))
-    assert f"{best[0]:.4f}" in {one.reason.rpartition("score ")[2] for one in found}
+    assert [(lineage.id, lineage.parent, lineage.born_round) for lineage in lineages] == [("t1", "", 1), ("t2", "", 1)]
+    best = max(
+        (score, path) for close in closed for score, path in zip(close.scores, close.generation.paths, strict=True)
+    )
+    assert f"{best[0]:.4f}" in {lineage.reason.rpartition("score ")[2] for lineage in lineages}
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place: int) -> None:
-    """And not what the cheapest one takes, nor the numbers of operators that were not sent."""
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(index: int) -> None:
+    """Its record has the cost of the drawn paths, not of the cheapest, and the parameters of sent operators alone."""
     context = BY_SERVER
-    close = next(one for one in supernet_round(context)[1] if isinstance(one, Close))
+    close = next(action for action in supernet_round(context)[1] if isinstance(action, Close))
     clients, expected = list[ClientState](), dict[str, tuple[float, int]]()
     for client in close.clients:
         assert client.update is not None
         assert client.architecture is not None
-        kept, paths = context.network.operators_of(client.architecture), list[list[str]]()
-        for turn in range(2):  # of its examples a quarter went along the one path, and all others along the other
-            paths.append([own[(place + turn) % len(own)] for own in kept.values()])
+        operators, paths = context.network.operators_of(client.architecture), list[list[str]]()
+        for turn in range(2):  # a quarter of its examples on one path, the rest on the other
+            paths.append([own[(index + turn) % len(own)] for own in operators.values()])
         counts = (HELD_OUT // 4, HELD_OUT - HELD_OUT // 4)
-        told = tuple(
-            (name, tuple(added({one[at]: count} for one, count in zip(paths, counts, strict=True)).items()))
-            for at, name in enumerate(kept)
+        examples = tuple(
+            (
+                name,
+                tuple(add_counts({path[position]: count} for path, count in zip(paths, counts, strict=True)).items()),
+            )
+            for position, name in enumerate(operators)
         )
-        clients.append(replace(client, trained=AcceptedUpdate(update=replace(client.update, operator_examples=told))))
+        clients.append(
+            replace(client, trained=AcceptedUpdate(update=replace(client.update, operator_examples=examples)))
+        )
         macs = [
-            estimate_cost(context.network, path_architecture(context.network, one), batch_size=1).forward_macs
-            for one in paths
+            estimate_cost(context.network, path_architecture(context.network, path), batch_size=1).forward_macs
+            for path in paths
         ]
-        mean = sum(count * one for count, one in zip(counts, macs, strict=True)) / HELD_OUT
-        parts = Costs(context.network).of_parts(context.network.full_architecture())
-        numbers = parts[""][0] + sum(parts[one][0] for one in context.network.parts_of(client.architecture))
+        mean = sum(count * path_macs for count, path_macs in zip(counts, macs, strict=True)) / HELD_OUT
+        parts = Costs(context.network).compute_by_part(context.network.full_architecture())
+        numbers = parts[""][0] + sum(parts[part][0] for part in context.network.parts_of(client.architecture))
         expected[client.client_id] = (mean, numbers)
     record = build_round_record(context, replace(close, clients=tuple(clients)), Traffic(Topics("main")))
     for row in record.clients:
@@ -79,23 +86,23 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
     assert any(row.forward_macs > cheapest for row in record.clients)
 
 
-def added(counts: Iterable[dict[str, int]]) -> Counter[str]:
+def add_counts(counts: Iterable[dict[str, int]]) -> Counter[str]:
     return sum(map(Counter, counts), Counter[str]())
 
 
 def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
     state, actions = supernet_round(BY_SERVER)
-    made = complete_generation(BY_SERVER, state, actions)
-    after, _ = step(BY_SERVER, state, made, 6.0)
-    again, more = step(BY_SERVER, after, made, 6.5)
+    event = complete_generation(BY_SERVER, state, actions)
+    after, _ = step(BY_SERVER, state, event, 6.0)
+    again, more = step(BY_SERVER, after, event, 6.5)
     assert (again.memory, again.generations) == (after.memory, 1)
-    assert not any(isinstance(one, CloseGeneration) for one in more)
+    assert not any(isinstance(action, CloseGeneration) for action in more)
 
 
 def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
     state, actions = supernet_round(BY_SERVER)
-    (wanted,) = select_requests(GenerationRequest, actions)
-    state, _ = step(BY_SERVER, state, RequestFailed(request=wanted, reason="the search failed: no samples"), 6.0)
+    (request,) = select_requests(GenerationRequest, actions)
+    state, _ = step(BY_SERVER, state, RequestFailed(request=request, reason="the search failed: no samples"), 6.0)
     assert state.phase == "failed"
     assert state.failure == ("generation 1 of the search after round 1 cannot be scored: the search failed: no samples")
 
@@ -106,17 +113,17 @@ def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: P
     before, (state, actions) = RunState(), supernet_round(BY_SERVER)
     expected, closed = run_search(BY_SERVER, state, actions)
     journal.save(before, state)
-    taken_up = 0
+    resumed = 0
     while state.phase == "search":
         state, actions = step(BY_SERVER, journal.load(0.0), Tick(), 1.0)
         before, (state, actions) = state, step(BY_SERVER, state, complete_generation(BY_SERVER, state, actions), 2.0)
-        close = next((one for one in actions if isinstance(one, CloseGeneration)), None)
+        close = next((action for action in actions if isinstance(action, CloseGeneration)), None)
         record = None if close is None else build_record(BY_SERVER, close, Traffic(Topics("main")))
         journal.save(before, state, close=close, record=record)
-        taken_up += 1
-    assert taken_up == len(closed) + 1
+        resumed += 1
+    assert resumed == len(closed) + 1
     assert state.lineages == expected.lineages
-    assert [one.number for one in journal.generations()] == [one.generation.number for one in closed]
+    assert [stored.number for stored in journal.generations()] == [close.generation.number for close in closed]
 
 
 def generation(tier: int, best: float) -> GenerationRecord:
@@ -146,7 +153,7 @@ def test_ranks_before_and_after_fine_tuning_are_of_the_tiers_networks(
 ) -> None:
     """The best of each tier's generations counts, and no network that was there before."""
     generations = [generation(tier, score) for tier, score in enumerate(best, start=1)]
-    worse = [replace(one, best=one.best - 1, number=one.number + len(best)) for one in generations]
+    worse = [replace(record, best=record.best - 1, number=record.number + len(best)) for record in generations]
     networks = [network(f"t{tier}", accuracy) for tier, accuracy in enumerate(accuracies, start=1)]
     assert build_tuning_record([*generations, *worse], [FIRST, *networks]) == expected
 

@@ -22,13 +22,13 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.testing.rounds import with_steps
 
 
-def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, attempt: int = 0) -> tuple[str, ...]:
-    """Who is chosen by the draw that is usual."""
+def draw(names: Iterable[str], count: int, *, seed: int, round_number: int, attempt: int = 0) -> tuple[str, ...]:
+    """The clients that the default selector draws."""
     clients = tuple(AvailableClient(client_id=name, sample_count=1, budget=Budget(memory_bytes=1)) for name in names)
-    found = select_at_random(
+    selection = select_at_random(
         SelectionContext(clients=clients, count=count, round=round_number, attempt=attempt, seed=seed)
     )
-    return tuple(sorted(found.clients))
+    return tuple(sorted(selection.clients))
 
 
 NAMES = st.sets(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), max_size=20)
@@ -38,10 +38,10 @@ SEEDS = st.integers(0, 2**32)
 @pytest.mark.slow
 @given(names=NAMES, count=st.integers(0, 25), seed=SEEDS, number=st.integers(1, 1000))
 def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: int, number: int) -> None:
-    found = drawn(names, count, seed=seed, round_number=number)
-    assert len(found) == len(set(found)) == (min(count, len(names)) if count else len(names))
-    assert set(found) <= names
-    assert list(found) == sorted(found)
+    sample = draw(names, count, seed=seed, round_number=number)
+    assert len(sample) == len(set(sample)) == (min(count, len(names)) if count else len(names))
+    assert set(sample) <= names
+    assert list(sample) == sorted(sample)
 
 
 @pytest.mark.slow
@@ -49,21 +49,21 @@ def test_it_is_a_sample_without_replacement(names: set[str], count: int, seed: i
 def test_no_order_makes_a_difference(names: set[str], count: int, seed: int, order: random.Random) -> None:
     shuffled = sorted(names)
     order.shuffle(shuffled)
-    assert drawn(shuffled, count, seed=seed, round_number=3) == drawn(names, count, seed=seed, round_number=3)
+    assert draw(shuffled, count, seed=seed, round_number=3) == draw(names, count, seed=seed, round_number=3)
 
 
 @pytest.mark.slow
 @given(names=NAMES.filter(bool), count=st.integers(1, 25), seed=SEEDS)
 def test_who_goes_makes_room_for_one_and_moves_no_other(names: set[str], count: int, seed: int) -> None:
-    before = drawn(names, count, seed=seed, round_number=1)
-    after = drawn(names - {before[0]}, count, seed=seed, round_number=1)
+    before = draw(names, count, seed=seed, round_number=1)
+    after = draw(names - {before[0]}, count, seed=seed, round_number=1)
     assert set(before) - {before[0]} <= set(after)
 
 
 @pytest.mark.slow
 def test_every_client_comes_as_often_as_the_others() -> None:
     names = [f"c{number:02d}" for number in range(50)]
-    counts = Counter(name for number in range(2000) for name in drawn(names, 10, seed=7, round_number=number))
+    counts = Counter(name for number in range(2000) for name in draw(names, 10, seed=7, round_number=number))
     # Binomial with mean 400 and a standard deviation of 17.9: 4.5 of them either way.
     assert set(counts) == set(names)
     assert 320 < min(counts.values()) <= max(counts.values()) < 480
@@ -71,8 +71,8 @@ def test_every_client_comes_as_often_as_the_others() -> None:
 
 def test_rounds_and_seeds_differ() -> None:
     names = [f"c{number:02d}" for number in range(50)]
-    found = {drawn(names, 10, seed=seed, round_number=number) for seed in range(5) for number in range(5)}
-    assert len(found) == 25
+    draws = {draw(names, 10, seed=seed, round_number=number) for seed in range(5) for number in range(5)}
+    assert len(draws) == 25
 
 
 @pytest.mark.slow
@@ -81,9 +81,9 @@ def test_a_run_gives_tasks_to_those_drawn_alone(tmp_path: Path) -> None:
     world.run()
     for record in world.notes.records:
         aggregated = tuple(row.client_id for row in record.clients if row.status == "aggregated")
-        assert aggregated == drawn(world.devices, 2, seed=3, round_number=record.round)
-        others = {row.status for row in record.clients if row.client_id not in aggregated}
-        assert others == {"skipped: it was not drawn for this round"}
+        assert aggregated == draw(world.devices, 2, seed=3, round_number=record.round)
+        statuses = {row.status for row in record.clients if row.client_id not in aggregated}
+        assert statuses == {"skipped: it was not drawn for this round"}
     assert len({row.client_id for record in world.notes.records for row in record.clients}) == 3
 
 
@@ -94,7 +94,7 @@ def test_a_configured_count_below_0_is_refused() -> None:
 
 
 def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> None:
-    """More samples than the profile has, and squares below the square of the mean, are not believed."""
+    """More samples than the profile has, and squares below the square of the mean, are not trusted."""
     closed: list[ClosedRound] = []
 
     def remember(memory: object, round_: ClosedRound) -> object:

@@ -53,17 +53,17 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
-    found = read_run(_file(tmp_path, WHOLE))
-    assert (found.name, found.rounds, found.rates) == ("digits", 3, (0.5, 1.0))
-    assert found.model == Mlp(input_shape=(64,), class_count=10, widths=(8, 8), depths=(1, 2))
-    assert found.training.optimiser.momentum == 0.5
-    assert found.method == FedAvg(weighting="uniform")
-    assert found.log_time_s(3) == 60.0
-    assert (found.deadlines.round_s, found.strict) == (60.0, True)
+    run = read_run(_file(tmp_path, WHOLE))
+    assert (run.name, run.rounds, run.rates) == ("digits", 3, (0.5, 1.0))
+    assert run.model == Mlp(input_shape=(64,), class_count=10, widths=(8, 8), depths=(1, 2))
+    assert run.training.optimiser.momentum == 0.5
+    assert run.method == FedAvg(weighting="uniform")
+    assert run.log_time_s(3) == 60.0
+    assert (run.deadlines.round_s, run.strict) == (60.0, True)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("rounds = 3", "runds = 3", "runds is an unknown key; did you mean 'rounds'?"),
         ("step_s = 30.0", "pace = 30.0", "clock.pace is an unknown key; known are ['start_s', 'step_s']"),
@@ -87,11 +87,11 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("[model]", "[model", "is not TOML"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in WHOLE
     with pytest.raises(ConfigError) as caught:
         read_run(_file(tmp_path, WHOLE.replace(old, new)))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -147,9 +147,9 @@ def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
     base = config()
     same = config(min_clients=1, fleet=FleetSettings(name="another"), keep_rounds=9)
     assert same.fingerprint() == base.fingerprint()
-    others = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
-    others.append(config(max_client_fraction=1.0))
-    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 6
+    variants = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
+    variants.append(config(max_client_fraction=1.0))
+    assert len({base.fingerprint(), *(other.fingerprint() for other in variants)}) == 6
 
 
 def test_the_table_of_methods_names_each_by_its_type() -> None:
@@ -160,19 +160,19 @@ def test_the_table_of_methods_names_each_by_its_type() -> None:
 def test_the_learning_rate_follows_the_rounds_and_the_seed_the_run(tmp_path: Path) -> None:
     changed = WHOLE.replace("rounds = 3", "rounds = 3\nseed = 5\nlearning_rate_decay = 0.5")
     config = read_run(_file(tmp_path, changed))
-    found = [config.compute_training(number) for number in (1, 2, 3)]
-    assert [one.learning_rate for one in found] == [0.05, 0.025, 0.0125]
-    assert {one.seed for one in found} == {5}
-    assert {one.epochs for one in found} == {2}
+    trainings = [config.compute_training(number) for number in (1, 2, 3)]
+    assert [training.learning_rate for training in trainings] == [0.05, 0.025, 0.0125]
+    assert {training.seed for training in trainings} == {5}
+    assert {training.epochs for training in trainings} == {2}
 
 
 AUGMENTED = WHOLE.replace("epochs = 2\n", 'epochs = 2\naugmentation = { name = "crop", padding = 2 }\n')
 
 
 def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_run(tmp_path: Path) -> None:
-    found = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
-    assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
-    assert create_context(found, "digits-1").training(1).augmentation.padding == 2
+    run = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
+    assert run.training.augmentation == AugmentationSettings(name="crop", padding=2)
+    assert create_context(run, "digits-1").training(1).augmentation.padding == 2
     with pytest.raises(ConfigError, match=r"samples have shape \(64,\)"):
         create_context(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
     with pytest.raises(ConfigError, match="augmentation 'flip' has no padding"):
@@ -185,9 +185,9 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
     model = (
         '[model]\npreset = "resnet50"\ninput_shape = [3, 32, 32]\nclass_count = 10\ngroup_size = 8\nnorm = "group"\n\n'
     )
-    found = read_run(_file(tmp_path, WHOLE[:start] + model + WHOLE[end:])).model
-    assert isinstance(found, PreactResNet)
-    assert (found.TYPE, found.block, found.depths, found.norm, found.group_size) == (
+    network = read_run(_file(tmp_path, WHOLE[:start] + model + WHOLE[end:])).model
+    assert isinstance(network, PreactResNet)
+    assert (network.TYPE, network.block, network.depths, network.norm, network.group_size) == (
         "preact_resnet",
         "bottleneck",
         (3, 4, 6, 3),

@@ -96,8 +96,8 @@ def _samples(count: int, seed: int) -> Dataset:
 @pytest.mark.export
 def test_real_agents_train_real_programs(tmp_path: Path, url: str, exports: ExportPool) -> None:
     write_npz(tmp_path / "test.npz", _samples(200, 0))
-    for place, name in enumerate(("jetson", "laptop")):
-        write_npz(tmp_path / f"{name}.npz", _samples(80, place + 1))
+    for index, name in enumerate(("jetson", "laptop")):
+        write_npz(tmp_path / f"{name}.npz", _samples(80, index + 1))
     settings = Run(
         name="real",
         model=PreactResNet(input_shape=(1, 8, 8), class_count=2, widths=(8,), depths=(2,), group_size=4),

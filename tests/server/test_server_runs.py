@@ -34,7 +34,7 @@ SMALL, LARGE = 14_000, 10**9
 
 
 def mixed_fleet() -> dict[str, Behaviour]:
-    """One device whose memory grows between the rounds, one small, one large."""
+    """One device has memory that grows between the rounds, one has little, and one has much."""
     return {
         "ada": Behaviour(sample_count=7, memory_budget_bytes=lambda number: SMALL if number == 1 else LARGE),
         "bob": Behaviour(sample_count=20, memory_budget_bytes=lambda _: SMALL),
@@ -42,23 +42,23 @@ def mixed_fleet() -> dict[str, Behaviour]:
     }
 
 
-def finished(world: World) -> World:
+def finish(world: World) -> World:
     world.run()
     return world
 
 
 def final_bytes(folder: Path, settings: Run | None = None, **options: Any) -> bytes:
-    return finished(World(folder, settings or config(), mixed_fleet(), **options)).model_bytes()
+    return finish(World(folder, settings or config(), mixed_fleet(), **options)).model_bytes()
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The final model of the run that nothing disturbed."""
+    """The final model of an undisturbed run."""
     return final_bytes(tmp_path_factory.mktemp("calm"))
 
 
 def test_a_run_ends_with_every_device_aggregated_and_deployed(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(), fleet()))
+    world = finish(World(tmp_path, config(), fleet()))
     result = world.server.result()
     assert result.finished
     assert [record.round for record in result.rounds] == [1, 2] == [record.round for record in world.notes.records]
@@ -71,14 +71,14 @@ def test_a_run_ends_with_every_device_aggregated_and_deployed(tmp_path: Path) ->
 
 
 def test_devices_get_the_largest_submodel_that_fits_now(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(), mixed_fleet()))
+    world = finish(World(tmp_path, config(), mixed_fleet()))
     first, second = ({row.client_id: row for row in record.clients} for record in world.server.result().rounds)
-    ids, later = ({name: row.architecture_id for name, row in one.items()} for one in (first, second))
+    ids, later = ({name: row.architecture_id for name, row in rows.items()} for rows in (first, second))
     assert ids["ada"] == ids["bob"] == later["bob"] != ids["cyd"]
     assert later["ada"] == later["cyd"]
     candidates = world.context.first.candidates
     for row in (*first.values(), *second.values()):
-        smaller = [one for one in candidates if one.training_memory_bytes["onnx"] <= row.budget_bytes]
+        smaller = [candidate for candidate in candidates if candidate.training_memory_bytes["onnx"] <= row.budget_bytes]
         assert row.architecture_id == smaller[-1].architecture.architecture_id
 
 
@@ -146,17 +146,17 @@ def test_a_server_that_dies_between_journal_and_action_does_it_again(tmp_path: P
 def test_a_device_that_comes_back_in_a_strict_run_takes_part(tmp_path: Path, calm: bytes) -> None:
     world = World(tmp_path, config(), mixed_fleet())
     world.run(until=lambda: bool(world.devices["cyd"].tasks))
-    gone = world.devices.pop("cyd")
+    device = world.devices.pop("cyd")
     for _ in range(20):
         world.turn()
     assert world.server.state.phase == "train"
-    world.devices["cyd"] = world.new_device("cyd", gone.behaviour, start=2)
+    world.devices["cyd"] = world.new_device("cyd", device.behaviour, start=2)
     world.devices["cyd"].open()
-    assert finished(world).model_bytes() == calm
+    assert finish(world).model_bytes() == calm
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(), fleet()))
+    world = finish(World(tmp_path, config(), fleet()))
     before = world.server.result()
     world.kill_server()
     assert world.server.finished
@@ -179,7 +179,7 @@ def test_a_second_server_leaves_the_folder_alone(tmp_path: Path) -> None:
 
 
 def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(), fleet(scale=0.0)))
+    world = finish(World(tmp_path, config(), fleet(scale=0.0)))
     result = world.server.result()
     state = load_checkpoint(tmp_path / "state" / "checkpoints", 2, world.journal.checkpoint_sha256(2) or "missing")
     start = init_state(world.context.network, 0)
@@ -189,7 +189,7 @@ def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
 
 def test_what_no_client_held_keeps_its_bits(tmp_path: Path) -> None:
     fleet_of_small = fleet(memory_budget_bytes=lambda _: SMALL)
-    world = finished(World(tmp_path, config(), fleet_of_small))
+    world = finish(World(tmp_path, config(), fleet_of_small))
     state = load_checkpoint(tmp_path / "state" / "checkpoints", 2, world.journal.checkpoint_sha256(2) or "missing")
     start = init_state(world.context.network, 0)
     held = world.context.network.shapes(world.devices["ada"].tasks[0].architecture)
@@ -208,7 +208,7 @@ def test_a_refusal_for_memory_brings_a_smaller_task(tmp_path: Path) -> None:
         devices["ada"],
         refuse=lambda task: ("memory", SMALL) if task.task_id.endswith("/0") and task.round == 1 else None,
     )
-    world = finished(World(tmp_path, config(deploy_targets=()), devices))
+    world = finish(World(tmp_path, config(deploy_targets=()), devices))
     row = world.server.result().rounds[0].clients[0]
     assert (row.client_id, row.status) == ("ada", "aggregated")
     assert row.parameters < world.server.result().rounds[0].clients[1].parameters
@@ -220,12 +220,12 @@ def test_a_refusal_for_memory_brings_a_smaller_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["none", "static"])
 def test_models_are_deployed_in_the_wanted_numbers_with_their_accuracy(tmp_path: Path, mode: str) -> None:
     world = World(tmp_path, config(rounds=1, deploy_quantisation=mode), fleet())
-    models = finished(world).server.result().deployed
-    asked = [request for request in world.exports.requests if isinstance(request, InferRequest)]
-    assert {request.quantisation for request in asked} == {mode}
+    models = finish(world).server.result().deployed
+    requests = [request for request in world.exports.requests if isinstance(request, InferRequest)]
+    assert {request.quantisation for request in requests} == {mode}
     # Samples of the evaluation data set the ranges; a model in float32 takes none.
-    wanted = "" if mode == "none" else samples_of(read_dataset(config().data.test)).sha256
-    assert {request.samples_sha256 for request in asked} == {wanted}
+    expected_sha256 = "" if mode == "none" else samples_of(read_dataset(config().data.test)).sha256
+    assert {request.samples_sha256 for request in requests} == {expected_sha256}
     figures = {(model.max_abs_diff, model.quantised_accuracy, model.float_accuracy) for model in models}
     assert figures == ({(1e-6, None, None)} if mode == "none" else {(None, 0.75, 0.875)})
 
@@ -234,33 +234,33 @@ def test_attempts_are_limited_and_other_refusals_final(tmp_path: Path) -> None:
     devices = fleet()
     devices["ada"] = replace(devices["ada"], refuse=lambda _: ("memory", None))
     devices["bob"] = replace(devices["bob"], refuse=lambda _: ("data", None))
-    world = finished(World(tmp_path, config(rounds=1, deploy_targets=(), max_attempts=2), devices))
+    world = finish(World(tmp_path, config(rounds=1, deploy_targets=(), max_attempts=2), devices))
     ada, bob, cyd = world.server.result().rounds[0].clients
     assert (ada.status, bob.status, cyd.status) == ("refused: memory: as told", "refused: data: as told", "aggregated")
     assert (len(world.devices["ada"].tasks), len(world.devices["bob"].tasks)) == (2, 1)
 
 
 def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
-    """The whole width plans more than anyone has, whatever the estimate said: the next smaller submodels are tried."""
+    """Programs of the whole width plan more than any device has, whatever the estimate: smaller submodels are tried."""
     world = World(
         tmp_path,
         config(rounds=1),
         fleet(),
         planned=lambda request: 2 * LARGE if request.architecture.axes == () else 1000,
     )
-    rows = finished(world).server.result().rounds[0].clients
-    narrow = [one for one in world.context.first.candidates if one.architecture.axes]
+    rows = finish(world).server.result().rounds[0].clients
+    narrow = [candidate for candidate in world.context.first.candidates if candidate.architecture.axes]
     expected = narrow[-1].architecture.architecture_id
     assert {(row.architecture_id, row.status) for row in rows} == {(expected, "aggregated")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
 
 
 def test_a_device_is_judged_by_the_width_of_its_kernels(tmp_path: Path) -> None:
-    """What is told with a program comes to the choice of the same round and, from the next one on, to all choices."""
+    """Packings that come with a program count in that choice at once, and in all choices from the next round on."""
     wide = Behaviour(packing_width=32)
     world = World(tmp_path, config(rounds=2), {**fleet(), "ada": wide}, planned=lambda _: 1000)
     world.exports.packings = (Packing(width=32, more_bytes=2 * PLENTY_BYTES),)
-    for record in finished(world).server.result().rounds:
+    for record in finish(world).server.result().rounds:
         rows = {row.client_id: row for row in record.clients}
         assert rows["ada"].status.startswith("skipped")
         assert {row.planned_peak_bytes for name, row in rows.items() if name != "ada"} == {1000}
@@ -272,16 +272,18 @@ def test_a_program_takes_micro_batches_and_recomputes_where_the_settings_say_so(
     tmp_path: Path, micro_batch_size: int, batch_size: int, accumulate: bool
 ) -> None:
     training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size, recompute=accumulate)
-    world = finished(World(tmp_path, config(rounds=1, training=training), fleet()))
-    asked = {(r.batch_size, r.accumulate, r.recompute) for r in world.exports.requests if isinstance(r, TrainRequest)}
-    assert asked == {(batch_size, accumulate, accumulate)}
+    world = finish(World(tmp_path, config(rounds=1, training=training), fleet()))
+    programs = {
+        (r.batch_size, r.accumulate, r.recompute) for r in world.exports.requests if isinstance(r, TrainRequest)
+    }
+    assert programs == {(batch_size, accumulate, accumulate)}
 
 
 def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -> None:
     devices = fleet()
     devices["ada"] = replace(devices["ada"], memory_budget_bytes=lambda _: 10)
     devices["bob"] = replace(devices["bob"], reading=lambda _: Reading(uplink_bps=8.0))
-    world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), devices))
+    world = finish(World(tmp_path, config(rounds=1, deploy_targets=()), devices))
     ada, bob, cyd = world.server.result().rounds[0].clients
     assert ada.status.startswith("skipped: no submodel fits: the smallest needs")
     assert bob.status.startswith("skipped: no submodel fits: the smallest moves")
@@ -297,7 +299,7 @@ def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -
     ],
 )
 def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Behaviour, reason: str) -> None:
-    world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), {**fleet(), "dot": behaviour}))
+    world = finish(World(tmp_path, config(rounds=1, deploy_targets=()), {**fleet(), "dot": behaviour}))
     rows = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
     assert rows["dot"].startswith(reason)
     assert rows["ada"] == "aggregated"
@@ -310,35 +312,35 @@ def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:
         return 1000
 
     world = World(tmp_path, config(rounds=1), {**fleet(), "dot": Behaviour(runtimes=("executorch",))}, planned=planned)
-    rows = {row.client_id: row.status for row in finished(world).server.result().rounds[0].clients}
+    rows = {row.client_id: row.status for row in finish(world).server.result().rounds[0].clients}
     assert rows["dot"] == "skipped: export failed: no such lowering"
     assert rows["ada"] == "aggregated"
 
 
-def _spoiled(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def _fill_with_nan(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {name: np.full(array.shape, np.nan, dtype=np.float32) for name, array in weights.items()}
 
 
-def _misshapen(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def _add_axis(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {name: np.zeros((*array.shape, 1), dtype=np.float32) for name, array in weights.items()}
 
 
-def _nameless(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def _rename_tensors(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {f"{name}.x": np.zeros_like(array) for name, array in weights.items()}
 
 
-def _gigantic(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def _fill_with_1e38(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {name: np.full(array.shape, 1e38, dtype=np.float32) for name, array in weights.items()}
 
 
-@pytest.mark.parametrize("change", [_spoiled, _misshapen, _nameless, _gigantic])
+@pytest.mark.parametrize("change", [_fill_with_nan, _add_axis, _rename_tensors, _fill_with_1e38])
 def test_a_bad_update_is_refused_and_never_aggregated(tmp_path: Path, change: Any) -> None:
     devices = fleet()
     with_bad = World(tmp_path / "bad", config(deploy_targets=()), {**devices, "eve": Behaviour(change=change)})
-    statuses = {row.client_id: row.status for row in finished(with_bad).server.result().rounds[0].clients}
+    statuses = {row.client_id: row.status for row in finish(with_bad).server.result().rounds[0].clients}
     assert statuses.pop("eve").startswith("refused: ")
     assert set(statuses.values()) == {"aggregated"}
-    without = finished(World(tmp_path / "good", config(deploy_targets=()), devices))
+    without = finish(World(tmp_path / "good", config(deploy_targets=()), devices))
     assert with_bad.model_bytes() == without.model_bytes()
 
 
@@ -347,7 +349,7 @@ def test_a_silent_device_is_missing_after_the_deadline(tmp_path: Path) -> None:
     world = World(tmp_path, config(deadlines=deadlines), fleet())
     world.run(until=lambda: bool(world.devices["cyd"].tasks))
     world.devices.pop("cyd")
-    finished(world)
+    finish(world)
     first, second = ({row.client_id: row.status for row in record.clients} for record in world.server.result().rounds)
     assert first["cyd"] in ("missing: no answer came in time", "aggregated")
     assert second["cyd"] == "missing: no telemetry came in time"
@@ -358,7 +360,7 @@ def test_a_quorum_closes_a_round_without_the_slowest(tmp_path: Path) -> None:
     world = World(tmp_path, config(quorum=0.6, rounds=1, deploy_targets=()), fleet())
     world.run(until=lambda: world.server.state.phase == "train")
     slow = world.devices.pop("cyd")
-    finished(world)
+    finish(world)
     statuses = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
     assert statuses == {"ada": "aggregated", "bob": "aggregated", "cyd": "missing: the round closed at its quorum"}
     slow.step()
@@ -368,13 +370,13 @@ def test_nobody_there_is_a_failure_with_a_sentence(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=20, linger_s=0)
     devices = fleet()
     devices.pop("cyd")
-    world = finished(World(tmp_path, config(deadlines=deadlines), devices))
+    world = finish(World(tmp_path, config(deadlines=deadlines), devices))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith("2 of 3 clients were there after 20 s; start more clients")
 
 
 def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), fleet()))
+    world = finish(World(tmp_path, config(rounds=1, deploy_targets=()), fleet()))
     for row in world.server.result().rounds[0].clients:
         task = world.devices[row.client_id].tasks[0]
         (weights,) = task.weights
@@ -385,7 +387,7 @@ def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> 
 
 
 def test_blobs_and_checkpoints_of_old_rounds_go(tmp_path: Path) -> None:
-    world = finished(World(tmp_path, config(rounds=5, keep_rounds=2, deploy_targets=()), fleet()))
+    world = finish(World(tmp_path, config(rounds=5, keep_rounds=2, deploy_targets=()), fleet()))
     checkpoints = sorted(path.name for path in (tmp_path / "state" / "checkpoints").iterdir())
     assert checkpoints == ["round-000004.safetensors", "round-000005.safetensors"]
     digests = {path.name for path in (tmp_path / "state" / "blobs").iterdir() if path.is_file()}

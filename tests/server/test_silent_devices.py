@@ -33,15 +33,15 @@ STRICT = context_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")
 
 
-def begun(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
-    """These tell what they can give."""
+def send_telemetry(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
+    """These clients send telemetry."""
     for name in names:
         state, _ = step(context, state, telemetry(context, name, state.round), now_s)
     return state
 
 
-def closed(context: RunContext, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
-    """These train, and the round is closed."""
+def close_round(context: RunContext, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
+    """These clients train, and the round closes."""
     for name in names:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in names:
@@ -59,75 +59,79 @@ def closed(context: RunContext, state: RunState, now_s: float, *names: str) -> t
     return state, next(action for action in actions if isinstance(action, Close))
 
 
-def told(context: RunContext, close: Close) -> tuple[float, dict[str, str]]:
+def report(context: RunContext, close: Close) -> tuple[float, dict[str, str]]:
     record = build_round_record(context, close, Traffic(Topics("main")))
     return record.participation, {row.client_id: row.status for row in record.clients}
 
 
 def after_a_miss(context: RunContext) -> tuple[RunState, Close, float]:
-    """Everyone joined, and one was not heard again in round 1."""
-    state = begun(context, measuring(context), 2.0, *OTHERS)
+    """All clients joined, and one was not heard again in round 1."""
+    state = send_telemetry(context, measuring(context), 2.0, *OTHERS)
     late = 2.0 + context.config.deadlines.measure_s
     state, _ = step(context, state, Tick(), late)
     assert state.phase == "train"
-    return *closed(context, state, late, *OTHERS), late
+    return *close_round(context, state, late, *OTHERS), late
 
 
-def said(name: str, *, online: bool) -> Presence:
+def presence(name: str, *, online: bool) -> Presence:
     return Presence(client_id=name, session_id=f"{name}-1", online=online)
 
 
 def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
     state, close, now_s = after_a_miss(STRICT)
-    assert told(STRICT, close)[0] == pytest.approx(2 / 3)
+    assert report(STRICT, close)[0] == pytest.approx(2 / 3)
     for number in (2, 3):
         assert (state.phase, state.round) == ("measure", number)
-        state = begun(STRICT, state, now_s, *OTHERS)
+        state = send_telemetry(STRICT, state, now_s, *OTHERS)
         assert state.phase == "train", "nobody is waited for"
-        state, close = closed(STRICT, state, now_s, *OTHERS)
-        share, rows = told(STRICT, close)
+        state, close = close_round(STRICT, state, now_s, *OTHERS)
+        share, rows = report(STRICT, close)
         assert share == pytest.approx(2 / 3)
         assert rows == dict.fromkeys(OTHERS, "aggregated") | {"cyd": "missing: it has been silent since round 1"}
-    state, _ = step(STRICT, state, said("cyd", online=True), now_s)
+    state, _ = step(STRICT, state, presence("cyd", online=True), now_s)
     assert "cyd" in list_expected(STRICT, state, now_s)
-    _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS, "cyd"), now_s, *OTHERS, "cyd")
-    assert told(STRICT, close)[0] == 1.0
+    _, close = close_round(STRICT, send_telemetry(STRICT, state, now_s, *OTHERS, "cyd"), now_s, *OTHERS, "cyd")
+    assert report(STRICT, close)[0] == 1.0
 
 
 def test_who_says_that_it_goes_is_not_silent() -> None:
     state, _, now_s = after_a_miss(STRICT)
-    state, _ = step(STRICT, state, said("cyd", online=False), now_s)
-    _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS), now_s, *OTHERS)
-    assert told(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "aggregated"))
+    state, _ = step(STRICT, state, presence("cyd", online=False), now_s)
+    _, close = close_round(STRICT, send_telemetry(STRICT, state, now_s, *OTHERS), now_s, *OTHERS)
+    assert report(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "aggregated"))
 
 
 def test_who_is_silent_opens_no_round() -> None:
     context = context_of(min_clients=3, rounds=5)
-    state = begun(context, measuring(context), 2.0, *OTHERS)
+    state = send_telemetry(context, measuring(context), 2.0, *OTHERS)
     late = 2.0 + context.config.deadlines.measure_s
     state, _ = step(context, state, Tick(), late)
-    state, _ = closed(context, state, late, *OTHERS)
+    state, _ = close_round(context, state, late, *OTHERS)
     assert state.phase == "waiting"
     assert step(context, state, Tick(), late)[0].phase == "waiting"
 
 
 def test_a_run_with_a_quorum_tells_of_those_whose_lease_ran_out() -> None:
     context = context_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
-    state, _ = closed(context, begun(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    state, _ = close_round(
+        context, send_telemetry(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd"
+    )
     assert (state.phase, state.round) == ("measure", 2)
     for name in OTHERS:
-        state, _ = step(context, state, said(name, online=True), 8.0)
-    state = begun(context, state, 8.0, *OTHERS)
-    _, close = closed(context, state, 8.0, *OTHERS)
-    share, rows = told(context, close)
+        state, _ = step(context, state, presence(name, online=True), 8.0)
+    state = send_telemetry(context, state, 8.0, *OTHERS)
+    _, close = close_round(context, state, 8.0, *OTHERS)
+    share, rows = report(context, close)
     assert share == pytest.approx(2 / 3)
     assert rows["cyd"] == "missing: it has been silent since round 2"
 
 
 def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
-    """A run with a quorum does not wait for whom only its journal knows."""
+    """A run with a quorum does not wait for clients that only its journal knows."""
     context = context_of(min_clients=2, rounds=5, quorum=0.99)
-    state, _ = closed(context, begun(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    state, _ = close_round(
+        context, send_telemetry(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd"
+    )
     before = run_with_members(*map(profile, (*OTHERS, "cyd", "ghost")), noted_s=3.0)
     state = replace(
         state,
@@ -139,8 +143,8 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
     )
     for name in OTHERS:
         state = join_client(context, state, name, 3.0)
-    _, close = closed(context, begun(context, state, 3.0, *OTHERS), 3.0, *OTHERS)
-    assert told(context, close)[1] == dict.fromkeys(OTHERS, "aggregated") | {
+    _, close = close_round(context, send_telemetry(context, state, 3.0, *OTHERS), 3.0, *OTHERS)
+    assert report(context, close)[1] == dict.fromkeys(OTHERS, "aggregated") | {
         "cyd": "missing: it has been silent since round 2"
     }
 
@@ -148,14 +152,14 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
 def test_a_profile_alone_is_no_device() -> None:
     context = context_of(min_clients=2, rounds=5, quorum=0.99)
     state, _ = step(context, measuring(context), profile("ghost"), 2.0)
-    _, close = closed(context, begun(context, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
-    assert "ghost" not in told(context, close)[1]
+    _, close = close_round(context, send_telemetry(context, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    assert "ghost" not in report(context, close)[1]
 
 
 def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
     context = context_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
     state, _, now_s = after_a_miss(context)
-    state = begun(context, state, now_s, *OTHERS)
+    state = send_telemetry(context, state, now_s, *OTHERS)
     state, _ = step(context, state, Tick(), now_s + 101.0)
     assert state.phase == "train"
     assert set(state.live.members) == set(OTHERS)
@@ -165,7 +169,7 @@ def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
     context = context_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
     state, _, now_s = after_a_miss(context)
     for name in OTHERS:
-        starved = telemetry(context, name, state.round, memory_bytes=0)
-        state, _ = step(context, state, starved, now_s)
+        message = telemetry(context, name, state.round, memory_bytes=0)
+        state, _ = step(context, state, message, now_s)
     assert (state.phase, state.attempt) == ("measure", 1)
     assert "cyd missing: it has been silent since round 1" in state.failed_attempts.waits_for

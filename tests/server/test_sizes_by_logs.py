@@ -1,4 +1,4 @@
-"""Rounds of methods whose sizes are kept: what devices are asked of their logs, and what follows from it."""
+"""Methods that keep sizes for a whole run: the quantile of their logs that devices are asked for, and its use."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.sections import LogClock
 
 
-def _asked(**changes: Any) -> float | None:
+def _find_log_quantile(**changes: Any) -> float | None:
     context = context_of(**changes)
     info = build_round_info(context, measuring(context), 1.0)
     assert info is not None
@@ -24,12 +24,12 @@ def _asked(**changes: Any) -> float | None:
 
 def test_devices_are_asked_for_their_logs_where_sizes_are_kept_and_logs_are_replayed() -> None:
     clock = LogClock(start_s=0.0, step_s=60.0)
-    assert _asked(method=FedFA(), clock=clock) == 0.1
-    assert _asked(method=FedFA(), clock=clock, log_quantile=0.25) == 0.25
-    assert _asked(method=FedFA(choice="score"), clock=clock) == 0.1
-    assert _asked(method=FedFA(choice="declared"), clock=clock) is None
-    assert _asked(method=FedFA(), clock=None) is None
-    assert _asked(method=HeteroFL(), clock=clock) is None
+    assert _find_log_quantile(method=FedFA(), clock=clock) == 0.1
+    assert _find_log_quantile(method=FedFA(), clock=clock, log_quantile=0.25) == 0.25
+    assert _find_log_quantile(method=FedFA(choice="score"), clock=clock) == 0.1
+    assert _find_log_quantile(method=FedFA(choice="declared"), clock=clock) is None
+    assert _find_log_quantile(method=FedFA(), clock=None) is None
+    assert _find_log_quantile(method=HeteroFL(), clock=clock) is None
 
 
 def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_method() -> None:
@@ -51,7 +51,7 @@ def test_the_program_of_a_size_for_good_is_held_against_the_log_and_that_of_the_
     context = context_of(method=FedFA(), clock=LogClock(start_s=0.0, step_s=60.0))
     state = measuring(context)
     for name in CLIENTS:
-        # Cost estimates say that the largest fits; what programs plan is told when they are written.
+        # By the cost estimates the largest fits; the plans of programs are known when they are written.
         low = LogLow(memory_budget_bytes=PLENTY_BYTES // 2)
         state, _ = step(context, state, replace(telemetry(context, name), log_low=low), 2.0)
     sizes = [size.architecture_id for size in context.space]
@@ -59,8 +59,8 @@ def test_the_program_of_a_size_for_good_is_held_against_the_log_and_that_of_the_
     whole, more = PLENTY_BYTES // 2, PLENTY_BYTES // 2 + 1
     fitting, _ = step(context, state, prepared(context, state, "ada", planned_peak_bytes=whole), 2.0)
     assert fitting.clients["ada"].stage == "out"
-    for place in reversed(range(len(sizes) - 1)):
+    for index in reversed(range(len(sizes) - 1)):
         state, _ = step(context, state, prepared(context, state, "ada", planned_peak_bytes=more), 2.0)
-        assert size_of(state.clients["ada"]) == sizes[place]
+        assert size_of(state.clients["ada"]) == sizes[index]
     state, _ = step(context, state, prepared(context, state, "ada", planned_peak_bytes=more), 2.0)
     assert state.clients["ada"].stage == "out"

@@ -1,4 +1,4 @@
-"""Programs that train two networks: counted as any other, no word on what a size needs alone, and never needed."""
+"""Programs that train two networks: counted as any other, no evidence of what one size needs, and never required."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 
-def played(context: RunContext, state: RunState) -> tuple[RunState, int]:
-    """A round in which everybody trains; the programs that its record tells."""
+def play_round(context: RunContext, state: RunState) -> tuple[RunState, int]:
+    """A round in which all clients train, and the number of programs in its record."""
     for name in CLIENTS:
         state, _ = step(context, state, telemetry(context, name, state.round), 2.0)
     for name in CLIENTS:
@@ -45,7 +45,7 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     context = context_of(method=FjORD(), rounds=6)
     state, known = measuring(context), set[tuple[str, str]]()
     for _ in range(5):
-        state, written = played(context, state)
+        state, written = play_round(context, state)
         pairs = {
             (
                 client.size.architecture_id,

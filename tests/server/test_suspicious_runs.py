@@ -1,4 +1,4 @@
-"""Whole runs with a client whose updates are enormous: they go on with the others, to the bit."""
+"""Whole runs with a client that sends enormous updates: they go on with the others, with the same bits."""
 
 import threading
 from collections.abc import Mapping
@@ -34,17 +34,17 @@ from subfleet.transport.blob_store import BlobStore
 ROUNDS = 3
 
 
-def enormous(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def magnify(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Finite, and 10^6 times the weights."""
     return {name: (1e6 * array + 1e5).astype(np.float32) for name, array in weights.items()}
 
 
-def unfoldable(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def exceed_limit(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {name: np.full(array.shape, 1e30, np.float32) for name, array in weights.items()}
 
 
-def once(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    return enormous(weights, task) if task.round == 1 else small_change(weights, task.client_id, task.round, 0.1)
+def magnify_once(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return magnify(weights, task) if task.round == 1 else small_change(weights, task.client_id, task.round, 0.1)
 
 
 def settings(*, outliers: Any = "exclude", **more: Any) -> Run:
@@ -56,25 +56,29 @@ def statuses(world: World, client_id: str) -> list[str]:
     return [row.status for record in rounds for row in record.clients if row.client_id == client_id]
 
 
-def ended(world: World) -> World:
+def run_to_end(world: World) -> World:
     world.run()
     return world
 
 
-def three() -> dict[str, Behaviour]:
-    """Two devices, and room for one that is not honest: fewer than have a median of their own."""
+def small_fleet() -> dict[str, Behaviour]:
+    """Two devices: with one that is not honest, they are too few for a median of their own."""
     return {name: behaviour for name, behaviour in fleet().items() if name != "cyd"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", [fleet, three], ids=["four", "three"])
-def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any, tmp_path: Path) -> None:
-    honest = ended(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), others()))
-    attacked = ended(World(tmp_path / "attacked", settings(), {**others(), "eve": Behaviour(change=enormous)}))
+@pytest.mark.parametrize("honest_fleet", [fleet, small_fleet], ids=["four", "three"])
+def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(honest_fleet: Any, tmp_path: Path) -> None:
+    honest = run_to_end(
+        World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), honest_fleet())
+    )
+    attacked = run_to_end(
+        World(tmp_path / "attacked", settings(), {**honest_fleet(), "eve": Behaviour(change=magnify)})
+    )
     assert attacked.model_bytes() == honest.model_bytes()
     assert attacked.server.result().accuracy == honest.server.result().accuracy
     first, *later = statuses(attacked, "eve")
-    words = "its change of weights is" if others is fleet else "the model diverged to a loss of"
+    words = "its change of weights is" if honest_fleet is fleet else "the model diverged to a loss of"
     assert first.startswith(f"refused: {words}")
     assert all(status.startswith(f"skipped: left out until round 4: in round 1 {words}") for status in later)
     assert set(statuses(attacked, "ada")) == {"aggregated"}
@@ -83,14 +87,14 @@ def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any
 
 @pytest.mark.slow
 def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path) -> None:
-    honest = ended(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), fleet()))
-    world = ended(
-        World(tmp_path / "attacked", settings(outliers="auto"), {**fleet(), "eve": Behaviour(change=enormous)})
+    honest = run_to_end(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), fleet()))
+    world = run_to_end(
+        World(tmp_path / "attacked", settings(outliers="auto"), {**fleet(), "eve": Behaviour(change=magnify)})
     )
     result, status = world.server.result(), honest.server.result().method_status
-    found = unpack_state(load(world.model_bytes()))
+    model = unpack_state(load(world.model_bytes()))
     for name, tensor in unpack_state(load(honest.model_bytes())).shared.items():
-        assert torch.allclose(found.shared[name], tensor, rtol=0, atol=1e-6)
+        assert torch.allclose(model.shared[name], tensor, rtol=0, atol=1e-6)
     for record in result.rounds:
         (eve,) = [row for row in record.clients if row.client_id == "eve"]
         assert eve.status == "aggregated"
@@ -113,27 +117,33 @@ def test_a_run_that_only_reports_says_so_and_has_the_bits_of_one_that_does_not_l
         return {name: 300 * change for name, change in small_change(weights, task.client_id, task.round, 0.1).items()}
 
     devices = {**fleet(), "eve": Behaviour(change=far)}
-    off, told = (ended(World(tmp_path / name, settings(outliers=name), devices)) for name in ("off", "report"))
-    assert told.model_bytes() == off.model_bytes()
-    assert told.server.result().method_status == off.server.result().method_status
-    reported = [row.outlier for record in told.server.result().rounds for row in record.clients if row.outlier]
+    off, reporting = (
+        run_to_end(World(tmp_path / name, settings(outliers=name), devices)) for name in ("off", "report")
+    )
+    assert reporting.model_bytes() == off.model_bytes()
+    assert reporting.server.result().method_status == off.server.result().method_status
+    reported = [row.outlier for record in reporting.server.result().rounds for row in record.clients if row.outlier]
     assert len(reported) == ROUNDS
     assert not any(row.outlier for record in off.server.result().rounds for row in record.clients)
-    assert build_summary("x", told.server.result())["outliers"] == {
+    assert build_summary("x", reporting.server.result())["outliers"] == {
         "scaled": {},
         "left_out": {},
         "reported": {"eve": ROUNDS},
     }
     assert [
-        text for text in told.notes.messages if text.startswith("the update of client eve in round 1 counts as it is: ")
+        text
+        for text in reporting.notes.messages
+        if text.startswith("the update of client eve in round 1 counts as it is: ")
     ]
 
 
 @pytest.mark.slow
 def test_a_client_comes_back_after_its_rounds_and_is_watched_again(tmp_path: Path) -> None:
-    world = ended(World(tmp_path, settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=enormous)}))
+    world = run_to_end(World(tmp_path, settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=magnify)}))
     assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "refused"]
-    world = ended(World(tmp_path / "better", settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=once)}))
+    world = run_to_end(
+        World(tmp_path / "better", settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=magnify_once)})
+    )
     assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "aggregated"]
 
 
@@ -142,8 +152,8 @@ def test_a_client_comes_back_after_its_rounds_and_is_watched_again(tmp_path: Pat
 def test_a_server_that_dies_between_detection_and_the_next_aggregate_ends_with_the_same_bits(
     acts: bool, tmp_path: Path
 ) -> None:
-    devices = {**three(), "eve": Behaviour(change=enormous)}
-    calm = ended(World(tmp_path / "calm", settings(), devices))
+    devices = {**small_fleet(), "eve": Behaviour(change=magnify)}
+    calm = run_to_end(World(tmp_path / "calm", settings(), devices))
     world = World(tmp_path / "killed", settings(), devices)
     world.run(until=lambda: world.server.state.phase == "aggregate")
     with nullcontext() if acts else losing_actions():
@@ -161,7 +171,7 @@ def test_a_server_that_dies_between_detection_and_the_next_aggregate_ends_with_t
 
 @pytest.mark.slow
 def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: Path) -> None:
-    world = World(tmp_path, settings(), fleet(change=enormous))
+    world = World(tmp_path, settings(), fleet(change=magnify))
     world.run()
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
@@ -177,37 +187,37 @@ def test_what_cannot_be_aggregated_is_refused_when_it_comes_and_each_round_is_ag
     aggregates: list[ModelState] = []
     aggregate = NetworkAggregation.aggregate
 
-    def counted(self: NetworkAggregation, *given: Any) -> Any:
-        aggregates.append(aggregate(self, *given))
+    def record_aggregate(self: NetworkAggregation, *arguments: Any) -> Any:
+        aggregates.append(aggregate(self, *arguments))
         return aggregates[-1]
 
-    monkeypatch.setattr(NetworkAggregation, "aggregate", counted)
-    world = ended(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=unfoldable)}))
+    monkeypatch.setattr(NetworkAggregation, "aggregate", record_aggregate)
+    world = run_to_end(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=exceed_limit)}))
     refused = statuses(world, "eve")
     assert len(refused) == len(aggregates) == ROUNDS
     assert all("holds a change of 1.0000000150474662e+30, but each must be finite and" in why for why in refused)
-    (ack,) = {one.status for name, one in world.devices["eve"].acks.items() if name.startswith("update.")}
+    (ack,) = {reply.status for name, reply in world.devices["eve"].acks.items() if name.startswith("update.")}
     assert ack == "refused"
 
 
 @pytest.mark.slow
 def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, told = threading.Event(), threading.Event()
+    started, released = threading.Event(), threading.Event()
 
-    def slow(*given: Any, **named: Any) -> Any:
-        asked.set()
-        assert told.wait(60)
-        return check_update(*given, **named)
+    def slow(*arguments: Any, **options: Any) -> Any:
+        started.set()
+        assert released.wait(60)
+        return check_update(*arguments, **options)
 
     monkeypatch.setattr(checking, "check_update", slow)
     world = World(tmp_path, settings(), fleet())
     finish, world.server.finish = world.server.finish, lambda **_: None  # type: ignore[method-assign]  # time does not stand
-    # What is looked at first takes its time where nothing was loaded yet, and turns take next to none.
-    world.run(until=lambda: asked.wait(0.01))
+    # The first check is slow where nothing was loaded yet, and turns take nearly no time.
+    world.run(until=lambda: started.wait(0.01))
     for _ in range(20):
         world.turn()
     assert {client.stage for client in world.server.state.clients.values()} == {"out"}
-    told.set()
+    released.set()
     world.server.finish = finish  # type: ignore[method-assign]
     world.run()
     assert {status for name in world.devices for status in statuses(world, name)} == {"aggregated"}
@@ -224,7 +234,7 @@ def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> No
         worker.begin(request, Snapshot(state=state, model=ModelState(shared=init_state(context.network, 0))))
     assert worker.requests == (request,)
     worker.finish(exports=True)
-    (found,) = worker.events()
-    assert isinstance(found, RequestFailed)
+    (event,) = worker.events()
+    assert isinstance(event, RequestFailed)
     assert not worker.events()
     worker.close()

@@ -1,4 +1,4 @@
-"""A run is taken up with the settings that it was begun with, or with more rounds."""
+"""A run is resumed with the settings that it was begun with, or with more rounds."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         (
             {"rounds": 3},
@@ -44,10 +44,10 @@ def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
         ),
     ],
 )
-def test_anything_else_is_named_key_by_key(before: dict[str, Any], after: dict[str, Any], said: str) -> None:
+def test_anything_else_is_named_key_by_key(before: dict[str, Any], after: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_resumable("the run", parts(**before), parts(**after), REMEDY)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_where_the_last_round_differs_from_the_others_there_can_be_no_more() -> None:
@@ -58,7 +58,7 @@ def test_where_the_last_round_differs_from_the_others_there_can_be_no_more() -> 
 
 def test_the_journal_names_every_changed_key_with_both_values(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
-    before = {f"key_{place:02}": place for place in range(12)}
+    before = {f"key_{index:02}": index for index in range(12)}
     begin_run(engine, name="a", settings=json.dumps(before), round_count=2)
     with pytest.raises(ConfigError) as caught:
         begin_run(engine, name="a", settings=json.dumps(dict.fromkeys(before, -1)), round_count=2)
@@ -94,8 +94,8 @@ def test_a_run_that_is_over_goes_on_with_the_bits_of_one_that_was_begun_with_mor
     whole = World(tmp_path / "whole", config(rounds=4, deploy_targets=targets), fleet())
     whole.run()
     assert world.model_bytes() == whole.model_bytes()
-    found, wanted = (one.server.result() for one in (world, whole))
-    assert found.rounds[:2] == first
-    assert [one.accuracy for one in found.rounds] == [one.accuracy for one in wanted.rounds]
-    assert [one.client_id for one in found.deployed] == [one.client_id for one in wanted.deployed]
-    assert len(found.deployed) == 3 * len(targets)
+    result, expected = (each.server.result() for each in (world, whole))
+    assert result.rounds[:2] == first
+    assert [record.accuracy for record in result.rounds] == [record.accuracy for record in expected.rounds]
+    assert [model.client_id for model in result.deployed] == [model.client_id for model in expected.deployed]
+    assert len(result.deployed) == 3 * len(targets)

@@ -1,4 +1,4 @@
-"""What goes with each kind of task and what does not, said when a run's file is read; and claims that cannot be."""
+"""Which settings fit each kind of task, checked when a run's file is read; and scores of devices without a bound."""
 
 from dataclasses import replace
 from typing import Any
@@ -54,12 +54,12 @@ def test_each_kind_goes_with_families_that_have_outputs_of_what_is_labelled(obje
 
 
 def test_labels_have_the_shape_of_what_is_predicted() -> None:
-    found = {
+    shapes = {
         (objective, model.TYPE): run_of(model, objective).label_shape
         for objective in MODELS
         for model in MODELS[objective]
     }
-    assert found == {
+    assert shapes == {
         ("cross_entropy", "mlp"): (),
         ("next_token", "decoder"): (15,),
         ("dense_cross_entropy", "fcn"): (8, 8),
@@ -69,7 +69,7 @@ def test_labels_have_the_shape_of_what_is_predicted() -> None:
     }
 
 
-def emulated(partition: str, **device: Any) -> dict[str, Any]:
+def emulation(partition: str, **device: Any) -> dict[str, Any]:
     devices = (DeviceSettings(id="a", profile="laptop", log="laptop", **device),)
     data = DataSettings(test="t.npz", train="t.npz", partition=PartitionSettings(name=partition))  # type: ignore[arg-type]
     return {"data": data, "fleet": FleetSettings(devices=devices), "min_clients": 1}
@@ -114,10 +114,15 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         "teaches submodels the classes that the whole model predicts.*set distillation.iterations = 0",
     ),
     "a gain of nothing": (MLP, "mean_squared_error", {"method": FedTrans()}, "set method.stop_rounds = 0"),
-    "classes of several numbers": (MLP, "mean_squared_error", emulated("dirichlet"), "take 'iid' or 'natural'"),
-    "classes of labels": (MLP, "binary_cross_entropy", emulated("shard"), "goes by one class or number of each sample"),
-    "classes of pixels": (FCN, "dense_cross_entropy", emulated("pathological"), "take 'iid' or 'natural'"),
-    "a backdoor": (MLP, "binary_cross_entropy", emulated("iid", attack=Backdoor()), "has no class of each sample"),
+    "classes of several numbers": (MLP, "mean_squared_error", emulation("dirichlet"), "take 'iid' or 'natural'"),
+    "classes of labels": (
+        MLP,
+        "binary_cross_entropy",
+        emulation("shard"),
+        "goes by one class or number of each sample",
+    ),
+    "classes of pixels": (FCN, "dense_cross_entropy", emulation("pathological"), "take 'iid' or 'natural'"),
+    "a backdoor": (MLP, "binary_cross_entropy", emulation("iid", attack=Backdoor()), "has no class of each sample"),
 }
 
 
@@ -150,8 +155,8 @@ def test_what_is_defined_for_a_kind_goes_with_it(objective: str, method: Any) ->
 
 
 def test_one_number_is_split_by_its_tenths_and_devices_may_bring_what_they_like() -> None:
-    run_of(ONE, "mean_squared_error", **emulated("dirichlet"))
-    run_of(MLP, "binary_cross_entropy", **emulated("dirichlet", data="own.npz"))
+    run_of(ONE, "mean_squared_error", **emulation("dirichlet"))
+    run_of(MLP, "binary_cross_entropy", **emulation("dirichlet", data="own.npz"))
 
 
 def test_paths_are_scored_by_devices_where_their_word_has_a_bound() -> None:

@@ -1,4 +1,4 @@
-"""Programs that a device cannot run: operators that its runtime lacks, and what it has refused before."""
+"""Programs that a device cannot run: operators that its runtime lacks, and programs that it has refused before."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,30 +51,30 @@ CALLED = ("Conv", "Gelu")
 EVERY = dict.fromkeys(range(len(PLAN.space)), ("Erf", *CALLED))
 
 
-def told(state: RunState, name: str, **changes: Any) -> RunState:
-    """A client tells its profile again, with changes."""
+def update_profile(state: RunState, name: str, **changes: Any) -> RunState:
+    """A client sends its profile again, with changes."""
     return step(PLAN, state, replace(state.profiles[name], **changes), 1.0)[0]
 
 
-def assigned(context: RunContext, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
-    """Everybody has told what it can give."""
-    found: tuple[Action, ...] = ()
+def assign_sizes(context: RunContext, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
+    """All clients send telemetry, and their sizes are assigned."""
+    all_actions: tuple[Action, ...] = ()
     for name in CLIENTS:
         state, actions = step(context, state, telemetry(context, name, state.round), 2.0)
-        found += actions
+        all_actions += actions
     assert state.phase == "train"
-    return perform_searches(context, state, found, 2.0)
+    return perform_searches(context, state, all_actions, 2.0)
 
 
-def written(context: RunContext, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
+def complete_task(context: RunContext, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
     return prepared(context, state, name, operators=operators)
 
 
-def closed(context: RunContext, state: RunState) -> RunState:
-    """Those with a submodel have trained it; the next round is announced."""
+def close_round(context: RunContext, state: RunState) -> RunState:
+    """All clients with a submodel train it; the next round is announced."""
     for name in [name for name, client in state.clients.items() if client.open]:
         if state.clients[name].stage == "preparing":
-            state, _ = step(context, state, written(context, state, name), 3.0)
+            state, _ = step(context, state, complete_task(context, state, name), 3.0)
         state, _ = step(
             context,
             state,
@@ -93,9 +93,9 @@ def closed(context: RunContext, state: RunState) -> RunState:
     )[0]
 
 
-def refused(state: RunState, reason: RefusalReason) -> RunState:
-    """The first client has refused its task of the first round."""
-    state, _ = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
+def refuse_task(state: RunState, reason: RefusalReason) -> RunState:
+    """The first client refuses its task of the first round."""
+    state, _ = step(PLAN, state, complete_task(PLAN, state, "ada"), 2.0)
     answer = replace(refusal(PLAN, state, "ada", available_bytes=None if reason == "memory" else 10), reason=reason)
     answer = replace(answer, detail="no kernel")
     return step(PLAN, state, answer, 3.0)[0]
@@ -105,15 +105,15 @@ def refused(state: RunState, reason: RefusalReason) -> RunState:
 def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
     reason: Literal["runtime", "program"],
 ) -> None:
-    state, _ = assigned(PLAN, measuring(PLAN))
+    state, _ = assign_sizes(PLAN, measuring(PLAN))
     first = size_of(state.clients["ada"])
-    state = refused(state, reason)
+    state = refuse_task(state, reason)
     client = state.clients["ada"]
     assert (client.stage, client.refusals) == ("preparing", (f"{reason}: no kernel",))
     assert client.size == PLAN.space[-2], "another program may do without what the runtime lacks"
     assert client.limit == reason
     assert state.unfit == {f"ada/onnx/{first}": Obstacle(limit=reason, why=f"{reason}: no kernel")}
-    state, _ = assigned(PLAN, closed(PLAN, state))
+    state, _ = assign_sizes(PLAN, close_round(PLAN, state))
     assert state.clients["ada"].refusals == (), "each round tells its own"
     assert size_of(state.clients["ada"]) == PLAN.space[-2].architecture_id
     assert state.clients["ada"].limit == reason, "in later rounds, too"
@@ -124,17 +124,17 @@ def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
     "reason", [reason for reason, course in REFUSALS.items() if course.limit not in LASTING_LIMITS]
 )
 def test_what_says_nothing_of_the_program_is_not_remembered(reason: RefusalReason) -> None:
-    assert refused(assigned(PLAN, measuring(PLAN))[0], reason).unfit == {}
+    assert refuse_task(assign_sizes(PLAN, measuring(PLAN))[0], reason).unfit == {}
 
 
 @pytest.mark.parametrize("reason", ["link", "compute"])
 def test_a_task_that_a_device_has_no_time_for_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
-    """As often as a round has attempts; what can be fetched in time says nothing of the memory."""
-    state, _ = assigned(PLAN, measuring(PLAN))
+    """As often as a round has attempts; the memory budget stays the same."""
+    state, _ = assign_sizes(PLAN, measuring(PLAN))
     budget, tried = state.clients["ada"].offer.budget, []
     while state.clients["ada"].stage == "preparing":
         tried.append(size_of(state.clients["ada"]))
-        state = refused(state, reason)
+        state = refuse_task(state, reason)
         assert state.clients["ada"].offer.budget == budget
         if state.clients["ada"].stage == "preparing":
             assert state.clients["ada"].limit == reason
@@ -145,36 +145,38 @@ def test_a_task_that_a_device_has_no_time_for_is_followed_by_a_smaller_one(reaso
 
 def test_a_runtime_that_refuses_every_program_ends_its_round_refused_and_its_run_skipped() -> None:
     """As many sizes as there are attempts are tried in a round, none twice in the run."""
-    state, _ = assigned(PLAN, measuring(PLAN))
+    state, _ = assign_sizes(PLAN, measuring(PLAN))
     tried = []
     while state.clients["ada"].stage == "preparing":
         tried.append(size_of(state.clients["ada"]))
-        state = refused(state, "runtime")
+        state = refuse_task(state, "runtime")
     assert tried == [size.architecture_id for size in reversed(PLAN.space[-PLAN.config.max_attempts :])]
     assert (state.clients["ada"].stage, len(state.clients["ada"].refusals)) == ("refused", PLAN.config.max_attempts)
-    state, _ = assigned(PLAN, closed(PLAN, state))
+    state, _ = assign_sizes(PLAN, close_round(PLAN, state))
     assert size_of(state.clients["ada"]) == PLAN.space[0].architecture_id
-    state, _ = assigned(PLAN, closed(PLAN, refused(state, "runtime")))
+    state, _ = assign_sizes(PLAN, close_round(PLAN, refuse_task(state, "runtime")))
     assert state.clients["ada"].reason == "no submodel fits: the smallest was refused by the device: runtime: no kernel"
 
 
 def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_that_runtime() -> None:
-    state, _ = assigned(PLAN, measuring(PLAN))
+    state, _ = assign_sizes(PLAN, measuring(PLAN))
     largest = PLAN.space[-1].architecture_id
     failed = task_failed(state, "ada", "export failed: no such lowering")
     state, _ = step(PLAN, state, failed, 2.0)
     assert state.clients["ada"].reason == failed.reason
-    state, _ = assigned(PLAN, closed(PLAN, state))
+    state, _ = assign_sizes(PLAN, close_round(PLAN, state))
     assert {size_of(client) for client in state.clients.values()} == {PLAN.space[-2].architecture_id}
-    assert [key for key, one in state.written.items() if one.facts.planned_peak_bytes is None] == [f"onnx/{largest}"]
+    assert [key for key, program in state.written.items() if program.facts.planned_peak_bytes is None] == [
+        f"onnx/{largest}"
+    ]
 
 
-def scored(context: RunContext, state: RunState) -> RunState:
+def prepare_candidates(context: RunContext, state: RunState) -> RunState:
     """The first client has candidates to score."""
-    wanted = request_task(state, state.clients["ada"])
-    assert wanted is not None
-    made = RequestDone(
-        request=wanted,
+    request = request_task(state, state.clients["ada"])
+    assert request is not None
+    event = RequestDone(
+        request=request,
         result=tuple(
             Scorable(
                 size=size,
@@ -185,18 +187,18 @@ def scored(context: RunContext, state: RunState) -> RunState:
             for size in state.clients["ada"].proposals
         ),
     )
-    return step(context, state, made, 2.0)[0]
+    return step(context, state, event, 2.0)[0]
 
 
 def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> None:
-    """The device is given what fits in the same round; what it could not score says nothing of what it can train."""
+    """The device is given a size in the same round; it may train what it could not score."""
     context = context_of(rounds=4, method=FedFA(choice="score"))
-    state, _ = assigned(context, measuring(context))
-    state = scored(context, state)
+    state, _ = assign_sizes(context, measuring(context))
+    state = prepare_candidates(context, state)
     proposals = state.clients["ada"].proposals
     answer = replace(refusal(context, state, "ada"), reason="runtime", detail="no kernel")
     state, actions = step(context, state, answer, 3.0)
-    assert [one.participant.size for one in select_requests(TaskRequest, actions)] == [context.space[-1]]
+    assert [request.participant.size for request in select_requests(TaskRequest, actions)] == [context.space[-1]]
     unfit = Obstacle(limit="runtime", why="runtime: no kernel")
     assert state.unfit == {f"ada/score/onnx/{size.architecture_id}": unfit for size in proposals}
     assert state.clients["ada"].refusals == ("runtime: no kernel",)
@@ -207,10 +209,10 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
 
 
 def test_a_device_that_starts_anew_is_given_anything_again() -> None:
-    state = refused(assigned(PLAN, measuring(PLAN))[0], "runtime")
-    assert told(state, "ada").unfit == state.unfit, "the same profile comes with every heartbeat"
-    assert told(state, "bob", session_id="bob-2").unfit == state.unfit
-    assert told(state, "ada", session_id="ada-2").unfit == {}
+    state = refuse_task(assign_sizes(PLAN, measuring(PLAN))[0], "runtime")
+    assert update_profile(state, "ada").unfit == state.unfit, "the same profile comes with every heartbeat"
+    assert update_profile(state, "bob", session_id="bob-2").unfit == state.unfit
+    assert update_profile(state, "ada", session_id="ada-2").unfit == {}
 
 
 def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -> None:
@@ -218,18 +220,18 @@ def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -
     for size in PLAN.space:
         unfit = Obstacle(limit="runtime", why="runtime: no kernel")
         state = replace(state, unfit={**state.unfit, f"ada/onnx/{size.architecture_id}": unfit})
-    state, _ = assigned(PLAN, state)
+    state, _ = assign_sizes(PLAN, state)
     client = state.clients["ada"]
     assert (client.stage, client.size) == ("skipped", None)
     assert client.reason == "no submodel fits: the smallest was refused by the device: runtime: no kernel"
 
 
 def test_the_oldest_refusals_are_forgotten() -> None:
-    state, _ = assigned(PLAN, measuring(PLAN))
+    state, _ = assign_sizes(PLAN, measuring(PLAN))
     older = {f"device{number}/onnx/size": Obstacle(limit="program", why="no kernel") for number in range(9_999)}
     state = replace(state, unfit=MappingProxyType(older))
     for name in CLIENTS:
-        state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)
+        state, _ = step(PLAN, state, complete_task(PLAN, state, name), 2.0)
         answer = replace(refusal(PLAN, state, name), reason="program")
         state = record_unfit(state, state.clients[name], answer, "no kernel")
     names = [key.split("/")[0] for key in state.unfit]
@@ -237,25 +239,25 @@ def test_the_oldest_refusals_are_forgotten() -> None:
 
 
 def test_the_journal_remembers_operators_and_refusals(tmp_path: Path) -> None:
-    state = refused(assigned(PLAN, measuring(PLAN))[0], "runtime")
+    state = refuse_task(assign_sizes(PLAN, measuring(PLAN))[0], "runtime")
     engine = open_database(tmp_path)
     Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
     engine = open_database(tmp_path)
     loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
     assert (loaded.unfit, loaded.written) == (state.unfit, state.written)
-    assert {known.facts.operators for known in loaded.written.values()} == {CALLED}
+    assert {program.facts.operators for program in loaded.written.values()} == {CALLED}
 
 
 def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_and_then_to_none() -> None:
-    state, _ = assigned(PLAN, told(measuring(PLAN), "ada", operators=("Conv", "Relu")))
-    places: list[int] = []
+    state, _ = assign_sizes(PLAN, update_profile(measuring(PLAN), "ada", operators=("Conv", "Relu")))
+    positions: list[int] = []
     actions: tuple[Action, ...] = ()
     for _ in range(PLAN.config.max_attempts):
         assert state.clients["ada"].stage == "preparing"
-        places.append([size.architecture_id for size in PLAN.space].index(size_of(state.clients["ada"])))
-        state, actions = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
+        positions.append([size.architecture_id for size in PLAN.space].index(size_of(state.clients["ada"])))
+        state, actions = step(PLAN, state, complete_task(PLAN, state, "ada"), 2.0)
         assert not [action for action in actions if isinstance(action, SendTask)]
-    assert places == [3, 2, 1]
+    assert positions == [3, 2, 1]
     client = state.clients["ada"]
     assert (client.stage, client.size) == ("skipped", None)
     assert client.reason == "its runtime 'onnx' lacks Gelu, which the program calls"
@@ -264,30 +266,33 @@ def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_a
 
 @pytest.mark.parametrize("listed", [(), CALLED, ("Relu", *CALLED)])
 def test_a_device_that_has_every_operator_or_lists_none_is_given_its_task(listed: tuple[str, ...]) -> None:
-    state, _ = assigned(PLAN, told(measuring(PLAN), "ada", operators=listed))
-    state, actions = step(PLAN, state, written(PLAN, state, "ada"), 2.0)
+    state, _ = assign_sizes(PLAN, update_profile(measuring(PLAN), "ada", operators=listed))
+    state, actions = step(PLAN, state, complete_task(PLAN, state, "ada"), 2.0)
     assert [action.task.client_id for action in actions if isinstance(action, SendTask)] == ["ada"]
 
 
-def known(context: RunContext, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, WrittenProgram]:
-    """Programs of places of the space, written before the first round."""
-    programs = {place: SizedProgram(size=context.space[place], target="onnx") for place in operators}
-    facts = {place: ProgramFacts(planned_peak_bytes=1000, operators=names) for place, names in operators.items()}
+def known_programs(context: RunContext, operators: Mapping[int, tuple[str, ...]]) -> Mapping[str, WrittenProgram]:
+    """Programs of sizes by their index in the space, written before the first round."""
+    programs = {index: SizedProgram(size=context.space[index], target="onnx") for index in operators}
+    facts = {index: ProgramFacts(planned_peak_bytes=1000, operators=names) for index, names in operators.items()}
     return MappingProxyType(
-        {one.key: WrittenProgram(program=one, facts=facts[place], run_attempt=0) for place, one in programs.items()}
+        {
+            program.key: WrittenProgram(program=program, facts=facts[index], run_attempt=0)
+            for index, program in programs.items()
+        }
     )
 
 
 def test_a_known_program_with_an_operator_that_the_device_lacks_is_not_given() -> None:
-    state = told(measuring(PLAN), "ada", operators=("Conv",))
-    state = replace(state, written=known(PLAN, {3: CALLED, 2: CALLED, 1: ("Conv",)}))
-    state, _ = assigned(PLAN, state)
+    state = update_profile(measuring(PLAN), "ada", operators=("Conv",))
+    state = replace(state, written=known_programs(PLAN, {3: CALLED, 2: CALLED, 1: ("Conv",)}))
+    state, _ = assign_sizes(PLAN, state)
     assert [client.size for _, client in sorted(state.clients.items())] == [PLAN.space[1], PLAN.space[3], PLAN.space[3]]
 
 
 def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
-    state = told(measuring(PLAN), "ada", operators=("Conv",))
-    state, _ = assigned(PLAN, replace(state, written=known(PLAN, EVERY)))
+    state = update_profile(measuring(PLAN), "ada", operators=("Conv",))
+    state, _ = assign_sizes(PLAN, replace(state, written=known_programs(PLAN, EVERY)))
     assert state.clients["ada"].reason == (
         "no submodel fits: the smallest calls Erf, Gelu, which the device's runtime 'onnx' lacks"
     )
@@ -295,8 +300,10 @@ def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
 
 def test_where_no_size_can_be_written_the_reason_says_so() -> None:
     none = ProgramFacts(planned_peak_bytes=None)
-    gone = {key: replace(one, facts=none) for key, one in known(PLAN, EVERY).items()}
-    state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), written=gone))
+    unwritable = {key: replace(program, facts=none) for key, program in known_programs(PLAN, EVERY).items()}
+    state, _ = assign_sizes(
+        PLAN, replace(update_profile(measuring(PLAN), "bob", runtimes=("executorch",)), written=unwritable)
+    )
     assert state.clients["ada"].reason == "no submodel fits: the smallest cannot be trained on 'onnx'"
     assert state.clients["bob"].size == PLAN.space[-1]
 
@@ -318,12 +325,12 @@ def test_a_run_goes_on_without_the_device_whose_runtime_lacks_an_operator(tmp_pa
 
 def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     context = context_of(rounds=4, method=DynamicSelection(distillation=None, estimates="estimated"))
-    state = told(measuring(context), "ada", operators=("Conv",))
-    state, exports = assigned(context, replace(state, written=known(context, {3: CALLED, 2: ("Conv",)})))
+    state = update_profile(measuring(context), "ada", operators=("Conv",))
+    state, exports = assign_sizes(context, replace(state, written=known_programs(context, {3: CALLED, 2: ("Conv",)})))
     assert (state.clients["ada"].size, state.clients["bob"].size) == (context.space[2], context.space[3])
     requested_program = request_program(state.clients["ada"])
     assert requested_program is None or requested_program.program.size != context.space[3]
-    assert all(one.program.size != context.space[3] for one in select_requests(ProgramRequest, exports))
+    assert all(request.program.size != context.space[3] for request in select_requests(ProgramRequest, exports))
 
 
 def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
@@ -334,7 +341,7 @@ def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
 
 
 def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> None:
-    """As a tier's budget is, in FedorAS: what a device computes for a sample does not follow from how many it has."""
+    """As in FedorAS's tiers: what a device computes for a sample does not depend on how many samples it has."""
     context = context_of(batch_s=2.0)
     few, many = (budget_of(context, samples) for samples in (20, 2000))
     assert few == many == int(60_000 * 2.0 / (3 * context.config.training.batch_size))
@@ -344,8 +351,8 @@ def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> Non
 
 def budget_of(context: RunContext, samples: int) -> int | None:
     profile = measuring(context).profiles["ada"]
-    known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
-    budget = build_client(context, RunState(), known, telemetry(context, "ada", 1)).offer.budget
+    declared = replace(profile, macs_per_s=60_000.0, sample_count=samples)
+    budget = build_client(context, RunState(), declared, telemetry(context, "ada", 1)).offer.budget
     return budget.forward_macs
 
 
@@ -356,10 +363,12 @@ def test_training_keeps_within_the_seconds_that_a_device_gives_to_it(
     macs_per_s: float, training_s: float, epochs: int
 ) -> None:
     context = context_of(training_s=training_s, training=replace(PLAN.config.training, epochs=epochs))
-    state, _ = assigned(context, told(measuring(context), "ada", macs_per_s=macs_per_s))
+    state, _ = assign_sizes(context, update_profile(measuring(context), "ada", macs_per_s=macs_per_s))
     ada, bob = state.clients["ada"], state.clients["bob"]
-    seconds = [3 * one.forward_macs * 10 * epochs / macs_per_s for one in context.first.candidates]  # of 10 samples
-    fitting = [place for place, needed in enumerate(seconds) if not training_s or needed <= training_s]
+    seconds = [
+        3 * candidate.forward_macs * 10 * epochs / macs_per_s for candidate in context.first.candidates
+    ]  # of 10 samples
+    fitting = [index for index, needed in enumerate(seconds) if not training_s or needed <= training_s]
     assert ada.size == (context.space[fitting[-1]] if fitting else None)
     assert bob.size == context.space[-1], "it does not tell what it computes in a second"
     if not fitting:

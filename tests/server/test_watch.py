@@ -1,4 +1,4 @@
-"""The watch: mends again and again, and stops the run where it cannot."""
+"""The watch repeats its checks, and stops the run when one fails."""
 
 import threading
 
@@ -10,11 +10,11 @@ from subfleet.protocol.errors import RunError
 
 @pytest.mark.slow
 def test_checks_are_made_again_until_the_end() -> None:
-    made = threading.Semaphore(0)
+    checks = threading.Semaphore(0)
     stop = threading.Event()
-    with watch([made.release], stop) as raise_failure:
-        assert made.acquire(timeout=10)
-        assert made.acquire(timeout=10)
+    with watch([checks.release], stop) as raise_failure:
+        assert checks.acquire(timeout=10)
+        assert checks.acquire(timeout=10)
     raise_failure()
     assert not stop.is_set()
 

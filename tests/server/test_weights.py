@@ -1,4 +1,4 @@
-"""How much an update counts: no more than its client's profile tells, and no more than a fraction of the round."""
+"""An update counts no more samples than its client's profile has, and no more than a fraction of the round."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -30,14 +30,14 @@ def _clients(known: dict[str, int], claimed: dict[str, int]) -> list[ClientState
     ]
 
 
-def _capped(weights: list[float], max_fraction: float) -> list[Fraction]:
+def _cap(weights: list[float], max_fraction: float) -> list[Fraction]:
     limit = find_fraction_limit(weights, max_fraction)
     return [Fraction(weight) if limit is None else min(Fraction(weight), limit) for weight in weights]
 
 
 @given(WEIGHTS, SHARES)
 def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], max_fraction: float) -> None:
-    capped = _capped(weights, max_fraction)
+    capped = _cap(weights, max_fraction)
     share = Fraction(str(max_fraction))
     if len(weights) * share <= 1:
         assert set(capped) == {Fraction(min(weights))}
@@ -52,7 +52,7 @@ def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max
     if limit is None:
         assert max(weights) <= share * sum(map(Fraction, weights)) or len(set(weights)) == 1
         return
-    capped = _capped(weights, max_fraction)
+    capped = _cap(weights, max_fraction)
     assert any(weight > limit for weight in weights)
     assert all(after == min(weight, limit) for weight, after in zip(weights, capped, strict=True))
     if len(weights) * share > 1:
@@ -76,9 +76,9 @@ def test_a_share_of_one_lowers_nothing(weights: list[float]) -> None:
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
 def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_fraction: float) -> None:
-    capped = [float(one) for one in _capped(weights, max_fraction)]
+    capped = [float(weight) for weight in _cap(weights, max_fraction)]
     limit = find_fraction_limit(capped, max_fraction)
-    # Only rounding to floats may be left to take away.
+    # Only rounding to floats may remain.
     assert limit is None or float(limit) == pytest.approx(max(capped), rel=1e-15)
 
 
@@ -103,21 +103,21 @@ def test_limits_worked_out_by_hand(weights: list[float], max_fraction: float, li
 
 def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
     clients = _clients({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
-    found = weigh_round(count_samples, clients, 0.5)
-    assert {name: one.counted for name, one in found.items()} == {"ada": 30, "bob": 30, "cyd": 20}
-    assert found["bob"].lowered == "it claims 1099511627776 samples, but its profile has 30"
-    assert (found["ada"].lowered, found["cyd"].lowered) == ("", "")
-    assert found["ada"].share == 0.375
+    weights = weigh_round(count_samples, clients, 0.5)
+    assert {name: weight.counted for name, weight in weights.items()} == {"ada": 30, "bob": 30, "cyd": 20}
+    assert weights["bob"].lowered == "it claims 1099511627776 samples, but its profile has 30"
+    assert (weights["ada"].lowered, weights["cyd"].lowered) == ("", "")
+    assert weights["ada"].share == 0.375
 
 
 def test_what_a_profile_claims_is_capped_too() -> None:
     most = 2**40
-    found = weigh_round(count_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
-    assert {one.counted for one in found.values()} == {10}
+    weights = weigh_round(count_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
+    assert {weight.counted for weight in weights.values()} == {10}
     clients = _clients({"ada": 10, "bob": 10, "cyd": most}, {"ada": 10, "bob": 10, "cyd": most})
-    found = weigh_round(count_samples, clients, 0.5)
-    assert {name: one.share for name, one in found.items()} == {"ada": 0.25, "bob": 0.25, "cyd": 0.5}
-    assert found["cyd"].lowered == "its share is capped at 0.5 of the round"
+    weights = weigh_round(count_samples, clients, 0.5)
+    assert {name: weight.share for name, weight in weights.items()} == {"ada": 0.25, "bob": 0.25, "cyd": 0.5}
+    assert weights["cyd"].lowered == "its share is capped at 0.5 of the round"
     off = weigh_round(count_samples, clients, 1.0)
     assert off["cyd"].counted == most
 
@@ -128,32 +128,32 @@ def test_a_scaled_update_weighs_less_before_shares_are_capped() -> None:
         replace(scaled(client, 0.25), outlier="it is far") if client.client_id == "bob" else client
         for client in clients
     ]
-    found = weigh_round(count_samples, clients, 0.5)
-    assert {name: one.counted for name, one in found.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
-    assert found["bob"].lowered == "scaled by 0.25, as it is far"
+    weights = weigh_round(count_samples, clients, 0.5)
+    assert {name: weight.counted for name, weight in weights.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
+    assert weights["bob"].lowered == "scaled by 0.25, as it is far"
 
 
 def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> None:
     clients = _clients({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
-    found = weigh_round(lambda _: 1.0, clients, 0.1)
-    assert {one.share for one in found.values()} == {1 / 3}
+    weights = weigh_round(lambda _: 1.0, clients, 0.1)
+    assert {weight.share for weight in weights.values()} == {1 / 3}
 
 
 @pytest.mark.parametrize(("count", "share"), [(2, 0.5), (5, 0.5), (6, 0.5), (10, 0.3), (20, 0.15), (100, 0.03)])
 def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float) -> None:
-    names = [f"c{place:03d}" for place in range(count)]
+    names = [f"c{index:03d}" for index in range(count)]
     samples = dict.fromkeys(names, 10) | {"c001": 2**40}
-    (one,) = _clients({"ada": 10}, {"ada": 10})
-    assert one.update is not None
+    (client,) = _clients({"ada": 10}, {"ada": 10})
+    assert client.update is not None
     clients = [
         replace(
-            one,
+            client,
             client_id=name,
-            offer=replace(one.offer, sample_count=told),
-            trained=AcceptedUpdate(update=replace(one.update, client_id=name, sample_count=told)),
+            offer=replace(client.offer, sample_count=claimed),
+            trained=AcceptedUpdate(update=replace(client.update, client_id=name, sample_count=claimed)),
         )
-        for name, told in samples.items()
+        for name, claimed in samples.items()
     ]
     weights = weigh_round(count_samples, clients, None)
     assert weights["c001"].share == pytest.approx(share, rel=1e-9)
-    assert sum(one.share for one in weights.values()) == pytest.approx(1.0)
+    assert sum(weight.share for weight in weights.values()) == pytest.approx(1.0)

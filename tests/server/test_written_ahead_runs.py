@@ -1,4 +1,4 @@
-"""Whole runs whose searches get their programs a round later, are killed, or never get them."""
+"""Whole runs of searches: programs come a round later, after a kill, or never."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,8 +18,8 @@ from subfleet.rounds.context import RunContext
 from subfleet.serving.run_context import create_context as planned
 
 
-def _unwritable(context: RunContext, names: set[str]) -> Callable[[TrainRequest], int]:
-    """An exporter that plans what cost estimates say, and cannot write what a search composes of some widths."""
+def _plan_or_fail(context: RunContext, names: set[str]) -> Callable[[TrainRequest], int]:
+    """An exporter with plans equal to the cost estimates, which cannot write the sizes of these names."""
 
     def peak_bytes(request: TrainRequest) -> int:
         if request.architecture.architecture_id in names:
@@ -29,14 +29,14 @@ def _unwritable(context: RunContext, names: set[str]) -> Callable[[TrainRequest]
     return peak_bytes
 
 
-def _held_back(exports: FakeExports, sizes: set[str]) -> None:
+def _hold_back(exports: FakeExports, sizes: set[str]) -> None:
     """From now on only these sizes are written; the others never become ready."""
     write = exports.submit
 
-    def submit(request: AnyRequest, **named: Any) -> "Future[Path]":
+    def submit(request: AnyRequest, **options: Any) -> "Future[Path]":
         if isinstance(request, TrainRequest) and request.architecture.architecture_id not in sizes:
             return Future()
-        return write(request, **named)
+        return write(request, **options)
 
     exports.submit = submit  # type: ignore[method-assign]
 
@@ -46,9 +46,9 @@ def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
     behaviours = fleet()
     for name, behaviour in behaviours.items():
         behaviour.memory_budget_bytes = lambda _, name=name: BUDGETS[name]  # type: ignore[misc]
-    world = World(folder, settings, behaviours, planned=_unwritable(planned(settings, "run"), names))
+    world = World(folder, settings, behaviours, planned=_plan_or_fail(planned(settings, "run"), names))
     if kill:
-        _held_back(world.exports, {size.architecture_id for size in planned(settings, "run").space})
+        _hold_back(world.exports, {size.architecture_id for size in planned(settings, "run").space})
         world.run(
             lambda: world.server.state.aggregated_round == 0 and world.server.state.queue != () and _all_done(world)
         )
@@ -62,15 +62,15 @@ def _all_done(world: World) -> bool:
     return all(client.stage == "done" for client in world.server.state.clients.values())
 
 
-def _wanted_first(world: World) -> set[str]:
-    training = [one for one in world.exports.requests if isinstance(one, TrainRequest)]
-    given = {
+def _list_requested_first(world: World) -> set[str]:
+    training = [request for request in world.exports.requests if isinstance(request, TrainRequest)]
+    assigned = {
         task.architecture.architecture_id
         for device in world.devices.values()
         for task in device.tasks
         if task.round == 1
     }
-    return {one.architecture.architecture_id for one in training} - given
+    return {request.architecture.architecture_id for request in training} - assigned
 
 
 @pytest.mark.slow
@@ -85,10 +85,10 @@ def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_run_whose_requested_programs_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
-    broken = _wanted_first(_run(tmp_path / "whole", set()))
+    broken = _list_requested_first(_run(tmp_path / "whole", set()))
     assert broken
     world = _run(tmp_path / "broken", broken)
     tasks = [task for device in world.devices.values() for task in device.tasks]
-    given = {task.architecture.architecture_id for task in tasks if isinstance(task.work, Train)}
-    assert not given & broken
+    trained = {task.architecture.architecture_id for task in tasks if isinstance(task.work, Train)}
+    assert not trained & broken
     assert {row.status for record in world.notes.records for row in record.clients} == {"aggregated"}

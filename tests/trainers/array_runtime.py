@@ -1,4 +1,4 @@
-"""A runtime that runs programs from arrays to arrays, for trainings by themselves; and loaded programs of any."""
+"""A runtime of programs from arrays to arrays for tests without a device, and loaded programs of any runtime."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ class ArrayRuntime:
 
 
 def loaded_program(runtime: Runtime, program: Program, threads: int = 1) -> Loaded:
-    """A training program, with all that is in it."""
+    """Load a training program with all its parts."""
     layout, programs = read_layout(program.manifest), runtime.programs(threads)
     load = programs.open(program)
     return Loaded(

@@ -1,4 +1,4 @@
-"""A small chain whose programs run in PyTorch's autograd, and the same supernet in plain PyTorch."""
+"""A small chain with programs that use PyTorch's autograd, and the same supernet in plain PyTorch."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "section0.block1": ("dense", "added", "identity"),
     "section0.block2": ("dense", "added"),
 }
-"""By choice, its operators; all of one kind share a piece."""
+"""The operators of each choice; operators of the same kind share a piece."""
 
 
 class Dense(nn.Module):
-    """A layer that keeps a running mean of the real samples that it reads."""
+    """A layer with a running mean of its real input samples."""
 
     mean: Tensor
 
@@ -52,7 +52,7 @@ class Dense(nn.Module):
 
 
 class Added(nn.Module):
-    """A layer whose result is added to what it reads, with a scale of its own."""
+    """A layer with a trainable scale that adds its result to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Added(nn.Module):
 
 
 class Passed(nn.Module):
-    """Passes on what it reads."""
+    """Returns its input."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return x
 
 
 class Head(nn.Module):
-    """A layer that gives logits."""
+    """A layer that returns logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def _value(name: str, role: str, shape: Sequence[int] = (), tensor: str = "", *,
     return ValueInfo(name=name, role=role, shape=tuple(shape), tensor=tensor, dtype=dtype, limit=limit)  # type: ignore[arg-type] # a literal
 
 
-def _fed(step: str) -> list[ValueInfo]:
+def _batch_values(step: str) -> list[ValueInfo]:
     if step in ("forward", "middle"):
         return [_value("mask", "sample_mask", (BATCH,))]
     loss = [_value("label", "label", (BATCH,), dtype="I64"), _value("mask", "sample_mask", (BATCH,))]
@@ -106,14 +106,14 @@ def _fed(step: str) -> list[ValueInfo]:
 
 def _named(module: nn.Module, kind: str, role: str, prefix: str = "") -> list[ValueInfo]:
     tensors = module.named_buffers() if role == "buffer" else module.named_parameters()
-    return [_value(f"{kind}.{prefix}{name}", role, one.shape, f"{prefix}{name}") for name, one in tensors]
+    return [_value(f"{kind}.{prefix}{name}", role, tensor.shape, f"{prefix}{name}") for name, tensor in tensors]
 
 
 def _weights(module: nn.Module, kind: str = "given", prefix: str = "") -> list[ValueInfo]:
     return [*_named(module, kind, "parameter", prefix), *_named(module, kind, "buffer", prefix)]
 
 
-def _told(purpose: str) -> list[ValueInfo]:
+def _result_values(purpose: str) -> list[ValueInfo]:
     scalars = [_value(name, name) for name in ("loss", "correct", "count")]
     return scalars if purpose == "train" else [*scalars, _value("logits", "logits", (BATCH, CLASSES))]
 
@@ -130,23 +130,25 @@ def _programs(piece: str, purpose: str) -> list[PieceProgram]:
 
     if purpose == "evaluate":
         step = "evaluate" if last else "forward"
-        return [program(step, [read, *_fed(step), *_weights(module)], _told(purpose) if last else [gives])]
+        return [
+            program(step, [read, *_batch_values(step), *_weights(module)], _result_values(purpose) if last else [gives])
+        ]
     gradients = _named(module, "gradient", "gradient")
     back = [] if piece == "stem" else [gradient]
-    middle = [read, *_fed("middle"), *_weights(module), replace(gradient, name="dy")]
+    middle = [read, *_batch_values("middle"), *_weights(module), replace(gradient, name="dy")]
     states = _named(module, "momentum", "optimiser_state")
     scalars = [_value("learning_rate", "learning_rate"), _value("gradient_scale", "gradient_scale")]
     after = [*_named(module, "new", "parameter"), *_named(module, "new.momentum", "optimiser_state")]
     update = program("update", [*_named(module, "given", "parameter"), *gradients, *states, *scalars], after)
     if last:
-        ends = [*_told(purpose), gradient, *gradients, *new]
-        return [program("backward", [read, *_fed("backward"), *_weights(module)], ends), update]
-    forward = program("forward", [read, *_fed("forward"), *_weights(module)], [gives, *new])
+        ends = [*_result_values(purpose), gradient, *gradients, *new]
+        return [program("backward", [read, *_batch_values("backward"), *_weights(module)], ends), update]
+    forward = program("forward", [read, *_batch_values("forward"), *_weights(module)], [gives, *new])
     return [forward, program("backward", middle, [*back, *gradients]), update]
 
 
 def _operator(name: str, piece: str, prefix: str) -> LinkOperator:
-    size = 4 * sum(one.numel() for one in PIECES[piece]().state_dict().values()) if piece else 0
+    size = 4 * sum(tensor.numel() for tensor in PIECES[piece]().state_dict().values()) if piece else 0
     costs = {"dense": (40, 30, 300), "added": (20, 60, 500)}.get(piece, (10, 10, 100) if piece else (0, 0, 0))
     return LinkOperator(
         name=name,
@@ -179,14 +181,16 @@ def chain() -> Chain:
 
 def program(purpose: str = "train") -> Program:
     links = chain().links
-    owners = [(PIECES[one.piece](), one.prefix) for link in links for one in link.operators if one.piece]
-    pieces = [one for piece in PIECES for one in _programs(piece, purpose)]
-    inputs = [_value("x", "input", (BATCH, INPUTS)), *_fed("backward" if purpose == "train" else "evaluate")]
+    owners = [
+        (PIECES[operator.piece](), operator.prefix) for link in links for operator in link.operators if operator.piece
+    ]
+    pieces = [piece_program for piece in PIECES for piece_program in _programs(piece, purpose)]
+    inputs = [_value("x", "input", (BATCH, INPUTS)), *_batch_values("backward" if purpose == "train" else "evaluate")]
     weights = [value for module, prefix in owners for value in _weights(module, "given", prefix)]
-    outputs = _told(purpose)
+    outputs = _result_values(purpose)
     if purpose == "train":
         inputs += [_value("learning_rate", "learning_rate"), _value("apply", "apply")]
-        states = [one for module, prefix in owners for one in _named(module, "momentum", "optimiser_state", prefix)]
+        states = [value for module, prefix in owners for value in _named(module, "momentum", "optimiser_state", prefix)]
         weights += states
         outputs += [replace(value, name=f"new.{value.name}") for value in weights]
     manifest = ProgramManifest(
@@ -201,18 +205,20 @@ def program(purpose: str = "train") -> Program:
         chain=chain(),
         pieces=tuple(pieces),
     )
-    bodies = [Stored(name=one.name, dtype="U8", shape=(len(one.name),), data=one.name.encode()) for one in pieces]
+    bodies = [
+        Stored(name=piece.name, dtype="U8", shape=(len(piece.name),), data=piece.name.encode()) for piece in pieces
+    ]
     return Program(manifest=manifest, body=encode_container(bodies, {}))
 
 
 @dataclass
 class Pieces:
-    """Loads the programs, and knows which ran.
+    """Loads the programs and records their runs.
 
     Attributes:
-        refused: pieces that this runtime refuses.
-        loads: names of what was loaded.
-        runs: names of what ran.
+        refused: Pieces that this runtime refuses.
+        loads: Names of the loaded programs.
+        runs: Names of the programs that ran.
     """
 
     refused: frozenset[str] = frozenset()
@@ -229,66 +235,69 @@ class Pieces:
 
         def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
             self.runs.append(name)
-            assert {one: array.shape for one, array in values.items()} == {one.name: one.shape for one in inputs}
-            given = {one: torch.from_numpy(np.array(array)) for one, array in values.items()}
-            found = _RUNS[step](PIECES[piece](), given)
-            return {one.name: np.array(found[one.name].detach().numpy()) for one in outputs}
+            assert {key: array.shape for key, array in values.items()} == {value.name: value.shape for value in inputs}
+            tensors = {key: torch.from_numpy(np.array(array)) for key, array in values.items()}
+            results = _RUNS[step](PIECES[piece](), tensors)
+            return {value.name: np.array(results[value.name].detach().numpy()) for value in outputs}
 
         return run
 
 
-def _filled(module: nn.Module, given: Mapping[str, Tensor]) -> nn.Module:
-    module.load_state_dict({name: given[f"given.{name}"] for name in module.state_dict()})
+def _load_weights(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
+    module.load_state_dict({name: inputs[f"given.{name}"] for name in module.state_dict()})
     return module
 
 
-def _forward(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    _filled(module, given)
-    return {"y": module(given["x"], given["mask"]), **{f"new.{name}": one for name, one in module.named_buffers()}}
+def _forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    _load_weights(module, inputs)
+    return {
+        "y": module(inputs["x"], inputs["mask"]),
+        **{f"new.{name}": buffer for name, buffer in module.named_buffers()},
+    }
 
 
-def _backward(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    _filled(module, given)
-    x = given["x"].requires_grad_()
-    y = module(x, given["mask"])
-    found: dict[str, Tensor] = {}
-    if "label" in given:
-        found = losses(y, given["label"], given["mask"])
-        y, given = found["loss"] * found["count"] / given["batch_weight"], {**given, "dy": torch.ones(())}
-        found["loss"] = y
-    y.backward(given["dy"])
-    gradients = {f"gradient.{name}": one.grad for name, one in module.named_parameters()}
-    new = {f"new.{name}": one for name, one in module.named_buffers()}
-    return {**found, "dx": x.grad, **gradients, **new}  # type: ignore[dict-item] # after a backward pass all are there
+def _backward(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    _load_weights(module, inputs)
+    x = inputs["x"].requires_grad_()
+    y = module(x, inputs["mask"])
+    results: dict[str, Tensor] = {}
+    if "label" in inputs:
+        results = losses(y, inputs["label"], inputs["mask"])
+        y, inputs = results["loss"] * results["count"] / inputs["batch_weight"], {**inputs, "dy": torch.ones(())}
+        results["loss"] = y
+    y.backward(inputs["dy"])
+    gradients = {f"gradient.{name}": parameter.grad for name, parameter in module.named_parameters()}
+    new = {f"new.{name}": buffer for name, buffer in module.named_buffers()}
+    return {**results, "dx": x.grad, **gradients, **new}  # type: ignore[dict-item] # after a backward pass all gradients are set
 
 
-def _evaluate(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    logits = _filled(module, given)(given["x"], given["mask"])
-    return {**losses(logits, given["label"], given["mask"]), "logits": logits}
+def _evaluate(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    logits = _load_weights(module, inputs)(inputs["x"], inputs["mask"])
+    return {**losses(logits, inputs["label"], inputs["mask"]), "logits": logits}
 
 
-def _update(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
+def _update(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    results = {}
     for name, _ in module.named_parameters():
-        velocity = MOMENTUM * given[f"momentum.{name}"] + given["gradient_scale"] * given[f"gradient.{name}"]
-        found[f"new.{name}"] = given[f"given.{name}"] - given["learning_rate"] * velocity
-        found[f"new.momentum.{name}"] = velocity
-    return found
+        velocity = MOMENTUM * inputs[f"momentum.{name}"] + inputs["gradient_scale"] * inputs[f"gradient.{name}"]
+        results[f"new.{name}"] = inputs[f"given.{name}"] - inputs["learning_rate"] * velocity
+        results[f"new.momentum.{name}"] = velocity
+    return results
 
 
 _RUNS: Mapping[str, Any] = {"forward": _forward, "backward": _backward, "evaluate": _evaluate, "update": _update}
 
 
 def losses(logits: Tensor, label: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Mean loss over the labels that count, how many are right, and how many count."""
+    """The mean loss over the labels that count, the correct ones, and their number."""
     counts = (label >= 0) * mask
-    each = nn.functional.cross_entropy(logits, label.clamp_min(0), reduction="none")
-    right = (logits.argmax(1) == label) * counts
-    return {"loss": (each * counts).sum() / counts.sum(), "correct": right.sum(), "count": counts.sum()}
+    label_losses = nn.functional.cross_entropy(logits, label.clamp_min(0), reduction="none")
+    correct = (logits.argmax(1) == label) * counts
+    return {"loss": (label_losses * counts).sum() / counts.sum(), "correct": correct.sum(), "count": counts.sum()}
 
 
 class Supernet(nn.Module):
-    """The same in plain PyTorch; its tensors have the supernet's names."""
+    """The same supernet in plain PyTorch, with the same names of tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,12 +322,12 @@ class Supernet(nn.Module):
 def start(seed: int = 0) -> dict[str, Array]:
     """First weights of the whole supernet."""
     generator = np.random.default_rng(seed)
-    shapes = {name: one.shape for name, one in Supernet().state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in Supernet().state_dict().items()}
     return {name: np.asarray(0.5 * generator.standard_normal(shape), np.float32) for name, shape in shapes.items()}
 
 
 def samples(count: int = 10, seed: int = 1) -> Dataset:
-    """Of which the last batch has less than all."""
+    """Random samples; by default the last batch is not full."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, CLASSES, count)
     return Dataset(inputs=generator.standard_normal((count, INPUTS)).astype(np.float32), labels=labels)
@@ -338,11 +347,11 @@ def write_train_job(
     dataset: Dataset | None = None,
     weights: Mapping[str, Array] | None = None,
 ) -> Job[Train]:
-    """A job of a subspace, with the weights of its tensors alone."""
-    kept = dict(choices or {})
+    """A job of a subspace, with only the weights of its tensors."""
+    subspace = dict(choices or {})
     write_npz(folder / "data.npz", dataset or samples())
     (folder / "program").write_bytes(encode_program(program()))
-    (folder / "weights").write_bytes(encode_arrays(of_subspace(weights or start(), kept)))
+    (folder / "weights").write_bytes(encode_arrays(of_subspace(weights or start(), subspace)))
     return Job(
         work=Train(settings=settings, paths=PATHS),
         program_path=folder / "program",
@@ -352,7 +361,7 @@ def write_train_job(
         round=3,
         client_id="device-1",
         memory_limit_bytes=2**30,
-        choices=tuple(kept.items()),
+        choices=tuple(subspace.items()),
     )
 
 
@@ -372,6 +381,8 @@ def write_evaluate_job(folder: Path, population: Sequence[tuple[str, ...]]) -> J
 
 
 def of_subspace(weights: Mapping[str, Array], choices: Mapping[str, tuple[str, ...]]) -> dict[str, Array]:
-    """The tensors of the operators that are kept."""
-    gone = tuple(f"{choice}.{name}." for choice, own in choices.items() for name in CHOICES[choice] if name not in own)
-    return {name: array for name, array in weights.items() if not name.startswith(gone)}
+    """The tensors of the operators in the subspace."""
+    removed = tuple(
+        f"{choice}.{name}." for choice, selected in choices.items() for name in CHOICES[choice] if name not in selected
+    )
+    return {name: array for name, array in weights.items() if not name.startswith(removed)}

@@ -1,4 +1,4 @@
-"""Makes the native binding of ExecuTorch look as if it were not installed, here and in processes started from here."""
+"""Hides the native binding of ExecuTorch from this process and from the processes that it starts."""
 
 import os
 import sys
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 NO_BINDING = "subfleet-executorch is not built; run: make native (needs a C++ compiler)"
-# What every Python process runs before anything else; to import the name then fails as where there is no such package.
+# Every Python process runs this first; importing the name then fails as if the package were not installed.
 _HIDING = "import sys; sys.modules['subfleet_executorch'] = None"
 
 
 def hide_binding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide it until the test ends; `folder` takes a file."""
+    """Hide the binding until the test ends; `folder` receives a `sitecustomize.py`."""
     monkeypatch.setitem(sys.modules, "subfleet_executorch", None)
     (folder / "sitecustomize.py").write_text(_HIDING)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)

@@ -1,6 +1,6 @@
-"""Small ExecuTorch programs for tests of what runs them.
+"""Small ExecuTorch programs for tests of the runtimes.
 
-The exporter is imported where a program is written: it takes seconds, and most of those who collect write none.
+The exporter is imported where a program is written: it takes seconds, and collecting tests does not need it.
 """
 
 import torch
@@ -9,21 +9,21 @@ BIG = 4_000_000
 
 
 class Types(torch.nn.Module):
-    """float32 (2, 3), int64 (3,) and bool (3,) to one of each, and the float32 input as it is."""
+    """Maps float32 (2, 3), int64 (3,) and bool (3,) to a result of each type, and returns the float32 input."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x * 2, y + 1, torch.logical_not(z), x
 
 
 class Big(torch.nn.Module):
-    """A scalar to the sum of BIG copies of it, which lie in the planned memory."""
+    """The sum of BIG copies of a scalar, which are in the planned memory."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.sum(x.repeat(BIG) + 1)
 
 
 class Division(torch.nn.Module):
-    """Divides integers, rounding down; by zero is for the kernel to refuse."""
+    """Divides integers, rounding down; the kernel refuses to divide by zero."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.div(x, y, rounding_mode="floor")
@@ -40,7 +40,7 @@ def write(module: torch.nn.Module, arguments: tuple[torch.Tensor | int, ...], *,
 
 
 class Scale(torch.nn.Module):
-    """(2, 3) times a parameter."""
+    """Multiplies a (2, 3) input by a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Scale(torch.nn.Module):
 
 
 def scattered() -> bytes:
-    """A program whose constants lie in a file of their own (.ptd), which it names by no path."""
+    """A program with its constants in a separate file (.ptd), to which it has no path."""
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
 
     module = torch.export.export(Scale(), (torch.ones(2, 3),))
@@ -65,7 +65,7 @@ class Times(torch.nn.Module):
 
 
 def with_number() -> bytes:
-    """A program with an input that is no tensor."""
+    """A program with an input that is not a tensor."""
     return write(Times(), (torch.ones(3), 2), planned=False)
 
 

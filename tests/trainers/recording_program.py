@@ -1,7 +1,7 @@
-"""A training program in NumPy that takes every role and remembers what it was fed: a mean, learnt by its gradient.
+"""A training program in NumPy that takes every role and records its inputs: a mean, learnt by its gradient.
 
-The one weight follows the mean of what it sees, plus what its other inputs ask for, so that every number that a trainer
-feeds shows in what comes out.
+The weight follows the mean of the samples, plus terms of the other inputs, so that every number that a trainer feeds
+affects the results.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def manifest(batch_size: int, *, accumulate: bool = False, name: str = "recordin
             value("distillation_weight", "coefficient"),
             value("first", "anchor", (2,), "w"),
             *((value("weight", "batch_weight"), value("apply", "apply")) if accumulate else ()),
-            *(value(*one) for one in carried),
+            *(value(*fields) for fields in carried),
         ),
         outputs=(
             value("loss", "loss"),
@@ -72,7 +72,7 @@ def manifest(batch_size: int, *, accumulate: bool = False, name: str = "recordin
 
 @dataclass
 class Recorder:
-    """Loads the program, and keeps what every run was fed."""
+    """Loads the program and records the inputs of every run."""
 
     loads: list[int] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -114,7 +114,7 @@ def step(values: Mapping[str, npt.NDArray[np.float64]], *, accumulate: bool) -> 
 
 
 def texts(count: int, *, longest: int = TOKENS) -> Dataset:
-    """Tokens whose labels are the next ones; texts of fewer than all tokens end in no label."""
+    """Random tokens and labels; texts that are shorter than `TOKENS` end without labels."""
     generator = np.random.default_rng(3)
     inputs = generator.integers(0, VOCABULARY, (count, TOKENS))
     labels = generator.integers(0, CLASSES - 1, (count, TOKENS))

@@ -90,7 +90,7 @@ def manifest(target: str = "onnx") -> ProgramManifest:
         outputs=(
             value("loss", (), "loss"),
             value("correct", (), "correct"),
-            # In another order than the inputs: only roles and tensors may decide what belongs together.
+            # In another order than the inputs: only roles and tensors may match inputs and outputs.
             value("bias_momentum_new", (CLASSES,), "optimiser_state", "head.bias"),
             value("bias_new", (CLASSES,), "parameter", "head.bias"),
             value("weight_new", (FEATURES, CLASSES), "parameter", "head.weight"),

@@ -1,4 +1,4 @@
-"""The hand-written training step of `softmax_program` once more, as an ExecuTorch program."""
+"""The hand-written training step of `softmax_program` as an ExecuTorch program."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Linear(torch.nn.Module):
 
 
 def _write(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> bytes:
-    from executorch.exir import EdgeCompileConfig, to_edge  # it takes seconds, and most of those who collect write none
+    from executorch.exir import EdgeCompileConfig, to_edge  # takes seconds, and collecting does not need it
 
     edge = to_edge(torch.export.export(module, arguments), compile_config=EdgeCompileConfig(_check_ir_validity=False))
     return bytes(edge.to_executorch().buffer)

@@ -1,4 +1,4 @@
-"""While a client trains, images are changed at random by the task alone; padding, scores and measured norms are not."""
+"""Training images are augmented at random, by the task alone; padding, scores and measured norms are not augmented."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -58,7 +58,7 @@ def job(augmentation: AugmentationSettings = BOTH, **changed: Any) -> Job[Train]
 def fed_images(
     task: Job[Train], part_size: int = 4, data: Dataset | None = None
 ) -> Iterator[tuple[int, Images, Images]]:
-    """Of each run: its epoch, its images, and which of them are real."""
+    """The epoch, images and sample mask of each run."""
     for call in make_calls(task, image_layout(part_size), data or photos()):
         yield call.origin.epoch, np.asarray(call.fed["tokens"], np.float32), np.asarray(call.fed["mask"], np.float32)
 
@@ -70,8 +70,8 @@ def calibration(job: Job[Train], norm: NormLayer) -> Job[Calibrate]:
     return Job(**{**values, "work": work})
 
 
-def of_each_sample(task: Job[Train | Calibrate], part_size: int = 4) -> dict[tuple[int, int], bytes]:
-    """What each sample looked like in each epoch. Labels tell which it is."""
+def augmented_samples(task: Job[Train | Calibrate], part_size: int = 4) -> dict[tuple[int, int], bytes]:
+    """The bytes of each sample in each epoch; labels identify the samples."""
     data = replace(photos(), labels=np.arange(COUNT))
     return {
         (call.origin.epoch, int(label)): image.tobytes()
@@ -83,7 +83,7 @@ def of_each_sample(task: Job[Train | Calibrate], part_size: int = 4) -> dict[tup
 
 def test_samples_look_as_their_own_draws_say_in_each_epoch() -> None:
     images = np.asarray(photos().inputs, np.float32)
-    seen = of_each_sample(job())
+    seen = augmented_samples(job())
     for epoch in range(2):
         draws = draw_augmentation(COUNT, seed=7, round_number=3, client_id="device-1", epoch=epoch)
         expected = augment(images, draws, BOTH)
@@ -91,28 +91,28 @@ def test_samples_look_as_their_own_draws_say_in_each_epoch() -> None:
 
 
 def test_the_same_task_is_fed_the_same_bits_in_parts_of_any_size() -> None:
-    whole = of_each_sample(job())
-    assert of_each_sample(job()) == whole
-    assert of_each_sample(job(), part_size=3) == whole
-    assert of_each_sample(job(batch_size=5)) == whole
+    whole = augmented_samples(job())
+    assert augmented_samples(job()) == whole
+    assert augmented_samples(job(), part_size=3) == whole
+    assert augmented_samples(job(batch_size=5)) == whole
 
 
 @pytest.mark.parametrize("changed", [{"round": 4}, {"client_id": "device-2"}])
 def test_another_round_or_client_sees_other_images(changed: dict[str, Any]) -> None:
-    assert of_each_sample(replace(job(), **changed)) != of_each_sample(job())
-    assert of_each_sample(job(seed=8)) != of_each_sample(job())
+    assert augmented_samples(replace(job(), **changed)) != augmented_samples(job())
+    assert augmented_samples(job(seed=8)) != augmented_samples(job())
 
 
 def test_padding_is_fed_as_it_is_and_the_data_stay_as_they_are() -> None:
     data = photos()
     before = np.asarray(data.inputs, np.float32).copy()
     plain = list(fed_images(job(AugmentationSettings()), data=data))
-    found = list(fed_images(job(), data=data))
+    augmented = list(fed_images(job(), data=data))
     padded = 0
-    for (_, images, mask), (_, others, same_mask) in zip(found, plain, strict=True):
+    for (_, images, mask), (_, plain_images, same_mask) in zip(augmented, plain, strict=True):
         assert np.array_equal(mask, same_mask)
-        assert np.array_equal(images[mask == 0], others[mask == 0])
-        assert not np.array_equal(images[mask > 0], others[mask > 0])
+        assert np.array_equal(images[mask == 0], plain_images[mask == 0])
+        assert not np.array_equal(images[mask > 0], plain_images[mask > 0])
         padded += int((mask == 0).sum())
     assert padded == 2
     assert np.array_equal(data.inputs, before)
@@ -120,7 +120,7 @@ def test_padding_is_fed_as_it_is_and_the_data_stay_as_they_are() -> None:
 
 def test_what_is_measured_or_scored_is_as_it_is() -> None:
     measuring = calibration(job(), NORM)
-    assert of_each_sample(measuring) == of_each_sample(job(AugmentationSettings()))
+    assert augmented_samples(measuring) == augmented_samples(job(AugmentationSettings()))
     task = job()
     score = Job(
         work=Score(settings=task.work.settings, batches=2),

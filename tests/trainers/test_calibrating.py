@@ -1,4 +1,4 @@
-"""What norms are given on a device's own data: every runtime against PyTorch on the same batches."""
+"""Inputs of norms on a device's own data: every runtime compared with PyTorch on the same batches."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,8 +37,8 @@ SETTINGS = TrainingSettings(
 )
 
 
-def drawn(network: Network) -> dict[str, Any]:
-    """Statistics far from those of the data, which must take no part."""
+def random_state(network: Network) -> dict[str, Any]:
+    """Weights, with statistics far from the data's, which must not matter."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: torch.rand(decl.shape, generator=generator) * 0.4 + (5.0 if decl.role in ("mean", "variance") else -0.2)
@@ -48,7 +48,7 @@ def drawn(network: Network) -> dict[str, Any]:
 
 @cache
 def program_of(target: str, config: Family) -> bytes:
-    """Written once for all tests."""
+    """Write a program once for all tests."""
     request = TrainRequest(
         model=config,
         architecture=smallest(network_of(config)),
@@ -65,7 +65,7 @@ def calibration_job(
 ) -> Job[Calibrate]:
     network = network_of(config)
     architecture = smallest(network)
-    weights = {name: tensor.numpy() for name, tensor in extract(network, architecture, drawn(network)).items()}
+    weights = {name: tensor.numpy() for name, tensor in extract(network, architecture, random_state(network)).items()}
     folder.mkdir(exist_ok=True)
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(program_of(target, config))
@@ -82,25 +82,25 @@ def calibration_job(
     )
 
 
-def calibrated(trainer: Trainer, job: Job[Calibrate]) -> dict[str, Any]:
+def calibrate(trainer: Trainer, job: Job[Calibrate]) -> dict[str, Any]:
     trainer.calibrate(job, never)
     return dict(decode_arrays(job.output_path.read_bytes()))
 
 
-def in_pytorch(job: Job[Calibrate], config: Family, data: Dataset) -> dict[str, Any]:
-    """By PyTorch's own layers, on the true smaller last batch."""
+def measure_in_pytorch(job: Job[Calibrate], config: Family, data: Dataset) -> dict[str, Any]:
+    """Measure with PyTorch's own layers, with the last batch smaller instead of padded."""
     network = network_of(config)
     order = iter_batches(
         len(data), 16, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
     )
     batches = [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
-    return measure_moments(network, smallest(network), drawn(network), batches)
+    return measure_moments(network, smallest(network), random_state(network), batches)
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert set(found) == {name for layer in expected for name in name_sums(layer)}
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert set(actual) == {name for layer in expected for name in name_sums(layer)}
     for layer, moments in expected.items():
-        count, total, squares = (found[name] for name in name_sums(layer))
+        count, total, squares = (actual[name] for name in name_sums(layer))
         assert (count.dtype, total.dtype, squares.dtype) == (np.int64, np.float64, np.float64)
         assert int(count) == moments.count
         scale = float(moments.squares.max())
@@ -114,12 +114,12 @@ def test_the_sums_are_those_of_pytorch_and_nothing_is_changed(tmp_path: Path, ru
     job = calibration_job(tmp_path, trainer.target)
     before = job.weights_path.read_bytes()
     result = trainer.calibrate(job, never)
-    found = job.output_path.read_bytes()
-    assert_same(dict(decode_arrays(found)), in_pytorch(job, CONFIG, part_of_digits()))
+    sums = job.output_path.read_bytes()
+    assert_same(dict(decode_arrays(sums)), measure_in_pytorch(job, CONFIG, part_of_digits()))
     assert (result.sample_count, result.step_count) == (83, 6)
     assert job.weights_path.read_bytes() == before
     trainer.calibrate(job, never)
-    assert job.output_path.read_bytes() == found, "the kept session begins anew"
+    assert job.output_path.read_bytes() == sums, "a reused session starts again"
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17])
@@ -127,32 +127,32 @@ def test_padding_takes_no_part_and_one_sample_alone_is_summed_too(tmp_path: Path
     whole = part_of_digits()
     data = Dataset(inputs=whole.inputs[:count], labels=whole.labels[:count])
     job = calibration_job(tmp_path, data=data)
-    assert_same(calibrated(OnnxTrainer(), job), in_pytorch(job, CONFIG, data))
+    assert_same(calibrate(OnnxTrainer(), job), measure_in_pytorch(job, CONFIG, data))
 
 
 def test_a_norm_of_one_value_counts_it(tmp_path: Path) -> None:
-    """Behind a linear layer a last batch of one sample has one value of each channel, and no variance."""
+    """After a linear layer, a last batch of one sample has one value per channel, and no variance."""
     config = replace(CONFIGS["mlp"], norm="batch", widths=(8,))
     whole = part_of_digits()
     data = Dataset(inputs=whole.inputs[:17], labels=whole.labels[:17])
     job = calibration_job(tmp_path, config=config, data=data)
-    found = calibrated(OnnxTrainer(), job)
-    for layer in {name.rpartition(".")[0] for name in found}:
-        count, total, squares = (found[name] for name in name_sums(layer))
+    sums = calibrate(OnnxTrainer(), job)
+    for layer in {name.rpartition(".")[0] for name in sums}:
+        count, total, squares = (sums[name] for name in name_sums(layer))
         assert int(count) == 17
         assert bool((squares * 17 >= total**2 * (1 - 1e-6)).all()), "no sum of squares is smaller than the mean's"
         assert bool((squares > 0).any())
 
 
 def test_a_scaler_is_undone(tmp_path: Path) -> None:
-    """In training it divides what the norm is given, in use it does not."""
+    """In training it divides the input of the norm; in use it does not."""
     plain = calibration_job(tmp_path / "plain")
     scaled = calibration_job(tmp_path / "scaled", config=replace(CONFIG, scaler=True))
-    first, second = calibrated(OnnxTrainer(), plain), calibrated(OnnxTrainer(), scaled)
+    first, second = calibrate(OnnxTrainer(), plain), calibrate(OnnxTrainer(), scaled)
     assert {norm.scale for norm in scaled.work.calibration.norms} == {0.5}
     layers = plain.work.calibration.norms[0].name, scaled.work.calibration.norms[0].name
-    for one, two in zip(*map(name_sums, layers), strict=True):
-        np.testing.assert_allclose(second[two], first[one], rtol=1e-5)
+    for plain_name, scaled_name in zip(*map(name_sums, layers), strict=True):
+        np.testing.assert_allclose(second[scaled_name], first[plain_name], rtol=1e-5)
 
 
 def other_norm(job: Job[Calibrate]) -> Job[Calibrate]:

@@ -1,4 +1,4 @@
-"""Populations of paths that are evaluated along a chain, against plain PyTorch."""
+"""Populations of paths evaluated along a chain, compared with plain PyTorch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +32,12 @@ def test_each_path_of_a_population_is_evaluated_as_plain_pytorch_does(tmp_path: 
         with torch.no_grad():
             every = torch.ones(len(data))
             logits = supernet.run(path, torch.from_numpy(data.inputs), every)
-            told = losses(logits, torch.from_numpy(data.labels), every)
-        assert score.loss == pytest.approx(float(told["loss"]), rel=1e-5)
-        assert score.accuracy == float(told["correct"]) / len(data)
+            metrics = losses(logits, torch.from_numpy(data.labels), every)
+        assert score.loss == pytest.approx(float(metrics["loss"]), rel=1e-5)
+        assert score.accuracy == float(metrics["correct"]) / len(data)
     assert result.scores[0] == result.scores[2] != result.scores[1]
-    assert result.loss == pytest.approx(sum(one.loss for one in result.scores) / 3)
-    assert result.accuracy == pytest.approx(sum(one.accuracy for one in result.scores) / 3)
+    assert result.loss == pytest.approx(sum(entry.loss for entry in result.scores) / 3)
+    assert result.accuracy == pytest.approx(sum(entry.accuracy for entry in result.scores) / 3)
     assert (result.sample_count, result.label_count, result.class_counts) == (10, 10, ())
 
 
@@ -52,9 +52,9 @@ def test_a_population_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
     job = write_evaluate_job(tmp_path, POPULATION)
     with pytest.raises(LoadError, match="a path of the population cannot be run: NOT_IMPLEMENTED"):
         evaluate(job, Pieces(refused=frozenset({"added"})))
-    for odd, told in ((("dense", "dense"), "2 operators"), (("dense", "dense", "identity"), "'identity' of")):
-        with pytest.raises(ProtocolError, match=told):
-            evaluate(replace(job, work=replace(job.work, settings=replace(job.work.settings, population=(odd,)))))
+    for path, message in ((("dense", "dense"), "2 operators"), (("dense", "dense", "identity"), "'identity' of")):
+        with pytest.raises(ProtocolError, match=message):
+            evaluate(replace(job, work=replace(job.work, settings=replace(job.work.settings, population=(path,)))))
     held_bytes = chain().plan_memory(chain().links).held_bytes
     with pytest.raises(MemoryLimitError):
         evaluate(replace(job, memory_limit_bytes=held_bytes + 500))

@@ -1,4 +1,4 @@
-"""Chains that the exporter writes, on every runtime, against the untouched supernet in PyTorch along the same paths."""
+"""Exported chains on every runtime, compared with the unchanged supernet in PyTorch along the same paths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,15 +36,15 @@ BATCH, SAMPLES = 4, 10
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A supernet, its subspace, and how it is trained."""
+    """A supernet, its subspace, and its training settings."""
 
     config: AnyFamily
-    kept: tuple[tuple[str, tuple[str, ...]], ...]
+    choices: tuple[tuple[str, tuple[str, ...]], ...]
     settings: TrainingSettings
 
     @property
     def architecture(self) -> Architecture:
-        return Architecture(choices=self.kept)
+        return Architecture(choices=self.choices)
 
     def data(self, seed: int = 0) -> Dataset:
         generator = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ CASES = {
             operators=(("conv3", "dsconv3_half", "identity"),),
             norm="batch",
         ),
-        kept=(("section0.block1", ("conv3", "identity")),),
+        choices=(("section0.block1", ("conv3", "identity")),),
         settings=SETTINGS,
     ),
     "symbols in parts, clipped": Case(
@@ -84,7 +84,7 @@ CASES = {
             embedding_width=3,
             operators=(("gru", "linear"), ("quasi_rnn", "conv5", "identity")),
         ),
-        kept=(),
+        choices=(),
         settings=replace(
             SETTINGS,
             batch_size=2 * BATCH,
@@ -125,12 +125,12 @@ def write_job(folder: Path, case: Case, target: str) -> Job[Train]:
         round=2,
         client_id="phone",
         memory_limit_bytes=2**30,
-        choices=case.kept,
+        choices=case.choices,
     )
 
 
-def plain(case: Case, job: Job[Train], paths: Sequence[dict[str, str]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights of the untouched supernet after an ordinary loop of PyTorch, on true smaller last batches."""
+def train_plain(case: Case, job: Job[Train], paths: Sequence[dict[str, str]]) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights of the unchanged supernet after an ordinary PyTorch loop, with smaller last batches, not padding."""
     network, data, settings = network_of(case.config), case.data(), case.settings
     module = build_module(network, case.architecture).train()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays_of(case).items()}, strict=False)
@@ -140,14 +140,14 @@ def plain(case: Case, job: Job[Train], paths: Sequence[dict[str, str]]) -> dict[
         if rule.name == "adam"
         else torch.optim.SGD(module.parameters(), lr=rate, momentum=rule.momentum, weight_decay=rule.weight_decay)
     )
-    left = iter(paths)
+    remaining = iter(paths)
     for epoch in range(settings.epochs):
         rest = {"seed": settings.seed, "round_number": job.round, "client_id": job.client_id, "epoch": epoch}
         for indices, mask in iter_batches(len(data), settings.batch_size, **rest):  # type: ignore[arg-type]
             optimiser.zero_grad(set_to_none=True)
             count = int((data.labels[indices[mask > 0]] >= 0).sum())
             for part, part_mask in split_batch(indices, mask, settings.program_batch_size):
-                draw(module, next(left))
+                draw(module, next(remaining))
                 real = part[part_mask > 0]
                 logits = module(torch.from_numpy(data.inputs[real])).flatten(0, -2)
                 labels = torch.from_numpy(data.labels[real]).flatten()
@@ -160,20 +160,20 @@ def plain(case: Case, job: Job[Train], paths: Sequence[dict[str, str]]) -> dict[
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+def drawn_paths(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The operators of every path, call by call."""
-    found: list[dict[str, str]] = []
+    paths: list[dict[str, str]] = []
     original = ProgramSession.step
 
     def step(self: ProgramSession, path: Sequence[Stage], *rest: object, **named: object) -> object:
-        found.append({place.link: place.operator.name for place in path if place.operator.name})
+        paths.append({stage.link: stage.operator.name for stage in path if stage.operator.name})
         return original(self, path, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ProgramSession, "step", step)
-    return found
+    return paths
 
 
-def trained(job: Job[Train]) -> dict[str, npt.NDArray[np.float32]]:
+def trained_weights(job: Job[Train]) -> dict[str, npt.NDArray[np.float32]]:
     before, changed = (decode_arrays(path.read_bytes()) for path in (job.weights_path, job.output_path))
     return {name: np.asarray(before[name], np.float32) + np.asarray(changed[name], np.float32) for name in changed}
 
@@ -181,22 +181,22 @@ def trained(job: Job[Train]) -> dict[str, npt.NDArray[np.float32]]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_chain_trains_what_pytorch_trains(
-    tmp_path: Path, drawn: list[dict[str, str]], name: str, runtime: str
+    tmp_path: Path, drawn_paths: list[dict[str, str]], name: str, runtime: str
 ) -> None:
     case, trainer = CASES[name], TRAINERS[runtime]()
     job = write_job(tmp_path, case, trainer.target)
     result = trainer.train(job, never)
-    expected, found = plain(case, job, drawn), trained(job)
-    assert found.keys() == expected.keys()
+    expected, actual = train_plain(case, job, drawn_paths), trained_weights(job)
+    assert actual.keys() == expected.keys()
     for tensor, array in expected.items():
-        np.testing.assert_allclose(found[tensor], array, rtol=2e-3, atol=2e-4, err_msg=tensor)
-    assert len({tuple(path.values()) for path in drawn}) > 1
-    assert [sum(dict(own).values()) for _, own in result.operator_examples] == [2 * SAMPLES] * len(drawn[0])
+        np.testing.assert_allclose(actual[tensor], array, rtol=2e-3, atol=2e-4, err_msg=tensor)
+    assert len({tuple(path.values()) for path in drawn_paths}) > 1
+    assert [sum(dict(counts).values()) for _, counts in result.operator_examples] == [2 * SAMPLES] * len(drawn_paths[0])
     first = job.output_path.read_bytes()
     assert replace(trainer.train(job, never), train_seconds=0, measured_peak_bytes=0) == replace(
         result, train_seconds=0, measured_peak_bytes=0
     )
-    assert job.output_path.read_bytes() == first, "the kept chain begins anew"
+    assert job.output_path.read_bytes() == first, "a reused chain starts again"
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -220,7 +220,7 @@ def test_a_population_is_evaluated_as_pytorch_does(tmp_path: Path, runtime: str)
         weights_path=tmp_path / "weights",
         data=str(tmp_path / "held_out.npz"),
         memory_limit_bytes=2**30,
-        choices=case.kept,
+        choices=case.choices,
         output_path=Path("unused"),
         client_id="laptop",
     )

@@ -1,4 +1,4 @@
-"""Trainers write their update by the codec of their job."""
+"""Trainers write their update with the codec of the job."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,12 @@ SHAPES = {"head.weight": (6, 4), "head.bias": (4,)}
 CODECS = (Uncompressed(), Qsgd(levels=7), TopK(fraction=0.5), TopKQsgd(fraction=0.5, levels=7))
 
 
-def trained(job: Job[Train]) -> bytes:
+def train_bytes(job: Job[Train]) -> bytes:
     OnnxTrainer().train(job, lambda: False)
     return job.output_path.read_bytes()
 
 
-def decoded(codec: AnyUpdateCodec, content: bytes) -> dict[str, npt.NDArray[np.float32]]:
+def decode(codec: AnyUpdateCodec, content: bytes) -> dict[str, npt.NDArray[np.float32]]:
     arrays = decode_arrays(content)
     return {name: decode_change(codec, name, arrays[name], shape, exact=False) for name, shape in SHAPES.items()}
 
@@ -35,21 +35,21 @@ def decoded(codec: AnyUpdateCodec, content: bytes) -> dict[str, npt.NDArray[np.f
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.TYPE)
 def test_a_device_sends_what_the_codec_makes_of_its_change(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)
-    change = decode_arrays(trained(job))
-    written = trained(replace(job, work=replace(job.work, update_codec=codec)))
+    change = decode_arrays(train_bytes(job))
+    written = train_bytes(replace(job, work=replace(job.work, update_codec=codec)))
     expected = encode_changes(
         codec,
         change,
         exact=(),
         uniform=lambda name: draw_rounding_numbers(name, seed=5, round_number=job.round, client_id=job.client_id),
     )
-    found = decode_arrays(written)
-    assert {name: array.tobytes() for name, array in found.items()} == {
+    arrays = decode_arrays(written)
+    assert {name: array.tobytes() for name, array in arrays.items()} == {
         name: array.tobytes() for name, array in expected.items()
     }
-    assert found["head.weight"].nbytes == count_encoded_bytes(codec, 24)
-    assert trained(replace(job, work=replace(job.work, update_codec=codec))) == written, (
-        "a training that is replayed sends the same"
+    assert arrays["head.weight"].nbytes == count_encoded_bytes(codec, 24)
+    assert train_bytes(replace(job, work=replace(job.work, update_codec=codec))) == written, (
+        "a repeated training sends the same bytes"
     )
 
 
@@ -60,7 +60,7 @@ def test_learning_rate_0_sends_no_change(tmp_path: Path, codec: AnyUpdateCodec) 
         write_job(tmp_path, samples(20), settings=settings),
         work=replace(write_job(tmp_path, samples(20), settings=settings).work, update_codec=codec),
     )
-    for name, array in decoded(codec, trained(job)).items():
+    for name, array in decode(codec, train_bytes(job)).items():
         assert array.tobytes() == np.zeros(SHAPES[name], np.float32).tobytes()
 
 
@@ -70,11 +70,11 @@ def test_rounding_differs_between_rounds_and_clients(tmp_path: Path) -> None:
         work=replace(write_job(tmp_path, samples(20), settings=SETTINGS).work, update_codec=Qsgd(levels=2)),
     )
     change = {"head.weight": np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)}
-    sent = set()
-    for one in (job, replace(job, round=4), replace(job, client_id="device-2")):
-        write_change(one, change)
-        sent.add(job.output_path.read_bytes())
-    assert len(sent) == 3
+    updates = set()
+    for variant in (job, replace(job, round=4), replace(job, client_id="device-2")):
+        write_change(variant, change)
+        updates.add(job.output_path.read_bytes())
+    assert len(updates) == 3
 
 
 def test_what_is_no_weight_is_sent_as_it_is(tmp_path: Path) -> None:
@@ -84,6 +84,6 @@ def test_what_is_no_weight_is_sent_as_it_is(tmp_path: Path) -> None:
     )
     change = {name: np.linspace(-1, 1, 64, dtype=np.float32) for name in ("norm.running_mean", "weight")}
     write_change(job, change, exact={"norm.running_mean"})
-    found = decode_arrays(job.output_path.read_bytes())
-    np.testing.assert_array_equal(found["norm.running_mean"], change["norm.running_mean"])
-    assert found["weight"].dtype == np.uint8
+    arrays = decode_arrays(job.output_path.read_bytes())
+    np.testing.assert_array_equal(arrays["norm.running_mean"], change["norm.running_mean"])
+    assert arrays["weight"].dtype == np.uint8

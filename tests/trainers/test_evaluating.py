@@ -1,4 +1,4 @@
-"""Models evaluated on held-out data: every runtime against plain PyTorch, and what is refused."""
+"""Models evaluated on held-out data: every runtime compared with plain PyTorch, and refusals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ FCN = Fcn(input_shape=(1, 8, 8), class_count=10, widths=(8,), depths=(1,))
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A network, what it is told by, and held-out data; the last batch is never full."""
+    """A network, its objective, and held-out data; the last batch is never full."""
 
     config: Family
     objective: ObjectiveSettings
@@ -55,7 +55,7 @@ class Case:
 
 
 def tokens() -> Dataset:
-    """Symbols and the symbols after them; every third is padding, and the whole of one batch's last sample."""
+    """Symbols and their next symbols; every third is padding, and so is the whole last sample of the first batch."""
     generator = np.random.default_rng(5)
     inputs = generator.integers(0, 6, (SAMPLES, 5))
     labels = generator.integers(0, 6, (SAMPLES, 5))
@@ -65,7 +65,7 @@ def tokens() -> Dataset:
 
 
 def pixels() -> Dataset:
-    """The digit's class at each of its pixels; every third is of no class."""
+    """The class of the digit at each pixel; every third row has no class."""
     digits = part_of_digits()
     labels = np.broadcast_to(digits.labels[:, None, None], (SAMPLES, 8, 8)).copy()
     labels[:, ::3] = -1
@@ -91,7 +91,7 @@ CASES = {
 
 
 def state_of(case: Case) -> dict[str, torch.Tensor]:
-    """Weights of the smallest submodel; running statistics are such as a training leaves."""
+    """Weights of the smallest submodel, with running statistics as after a training."""
     network = network_of(case.config)
     state = extract(network, smallest(network), init_state(network, 0))
     generator = torch.Generator().manual_seed(2)
@@ -126,7 +126,7 @@ def write_job(folder: Path, case: Case, target: str, settings: EvaluationSetting
 
 
 def logits_of(case: Case) -> torch.Tensor:
-    """Of plain PyTorch, on all samples at once."""
+    """Logits of plain PyTorch on all samples at once."""
     network = network_of(case.config)
     module = build_module(network, smallest(network))
     module.load_state_dict(state_of(case), strict=False)
@@ -136,14 +136,14 @@ def logits_of(case: Case) -> torch.Tensor:
 
 
 def confusion(case: Case) -> npt.NDArray[np.int64]:
-    """Rows of true classes, columns of predicted ones, of the labels that count."""
+    """The confusion matrix of the labels that count: rows of true classes, columns of predicted ones."""
     from sklearn.metrics import confusion_matrix
 
     labels = case.data().labels.ravel()
     predicted = logits_of(case).argmax(-1).numpy().ravel()
     known = range(case.config.class_count)
-    found: npt.NDArray[np.int64] = confusion_matrix(labels[labels >= 0], predicted[labels >= 0], labels=known)
-    return found
+    matrix: npt.NDArray[np.int64] = confusion_matrix(labels[labels >= 0], predicted[labels >= 0], labels=known)
+    return matrix
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -164,7 +164,7 @@ def test_an_evaluation_is_that_of_pytorch_and_changes_nothing(tmp_path: Path, ru
     assert result.accuracy == table.trace() / table.sum()
     assert (result.sample_count, result.label_count) == (SAMPLES, table.sum())
     assert job.weights_path.read_bytes() == before
-    assert trainer.evaluate(job, never).loss == result.loss, "the kept session begins anew"
+    assert trainer.evaluate(job, never).loss == result.loss, "a reused session starts again"
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "executorch", "torch"])
@@ -175,11 +175,11 @@ def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Pat
     logits, targets = logits_of(case), torch.from_numpy(case.data().labels)
     if name == "outputs":
         expected = functional.binary_cross_entropy_with_logits(logits, targets)
-        right = float(((logits > 0) == (targets > 0.5)).float().mean())
+        accuracy = float(((logits > 0) == (targets > 0.5)).float().mean())
     else:
-        expected, right = functional.mse_loss(logits, targets), 0.0
+        expected, accuracy = functional.mse_loss(logits, targets), 0.0
     assert result.loss == pytest.approx(float(expected), rel=1e-5)
-    assert result.accuracy == pytest.approx(right)
+    assert result.accuracy == pytest.approx(accuracy)
     assert (result.label_count, result.sample_count) == (SAMPLES * 10, SAMPLES)
     whole = MetricTally(case.objective.kind, 10, by_class=True)
     whole.add(logits.numpy(), targets.numpy())
@@ -188,7 +188,7 @@ def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Pat
     assert compute_metrics(case.objective.kind, sum_totals(result)) == pytest.approx(
         compute_metrics(case.objective.kind, sums), rel=1e-4
     )
-    assert not find_contradiction(case.objective.kind, sum_totals(result), 10), "a server believes it"
+    assert not find_contradiction(case.objective.kind, sum_totals(result), 10), "a server accepts the result"
 
 
 def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_pa
     plain = write_job(tmp_path, case, "onnx", EvaluationSettings(batch_size=BATCH))
     result = OnnxTrainer().evaluate(plain, never)
     assert (result.class_counts, result.class_correct, result.label_count) == ((), (), SAMPLES)
-    one = part_of_digits()
-    write_npz(Path(plain.data), Dataset(inputs=one.inputs[:1], labels=one.labels[:1]))
+    digits = part_of_digits()
+    write_npz(Path(plain.data), Dataset(inputs=digits.inputs[:1], labels=digits.labels[:1]))
     alone = OnnxTrainer().evaluate(replace(plain, work=replace(plain.work, settings=PER_CLASS)), never)
     assert (alone.sample_count, alone.label_count, sum(alone.class_counts)) == (1, 1, 1)
 
@@ -275,8 +275,8 @@ def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
         trainer.evaluate(job, never)
 
 
-def spoiled(plain: ProgramManifest) -> dict[str, ProgramManifest]:
-    """Manifests that no evaluation has."""
+def invalid_manifests(plain: ProgramManifest) -> dict[str, ProgramManifest]:
+    """Manifests that are invalid for an evaluation."""
     masks = [value for value in plain.inputs if value.role == "sample_mask"]
     logits = plain.outputs[-1]
     return {
@@ -297,9 +297,9 @@ def test_a_manifest_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     manifest = decode_program(job.program_path.read_bytes()).manifest
     layout = read_evaluation_layout(manifest)
     assert (layout.loss, layout.correct, layout.count, layout.logits) == ("loss", "correct", "count", "logits")
-    for name, odd in spoiled(manifest).items():
+    for name, invalid in invalid_manifests(manifest).items():
         with pytest.raises(ProtocolError):
-            pytest.fail(f"{name}: {read_evaluation_layout(odd)}")
+            pytest.fail(f"{name}: {read_evaluation_layout(invalid)}")
 
 
 def test_a_program_that_the_runtime_refuses_is_told_as_such(tmp_path: Path) -> None:

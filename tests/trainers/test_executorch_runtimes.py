@@ -1,4 +1,4 @@
-"""What both ways to run ExecuTorch programs promise: the native binding, and ExecuTorch's own bindings with PyTorch."""
+"""Both runtimes of ExecuTorch programs: the native binding, and ExecuTorch's own bindings with PyTorch."""
 
 import gc
 import subprocess
@@ -52,11 +52,11 @@ def program() -> Program:
     return pte_program()
 
 
-def stored() -> dict[str, Array]:
+def initial_weights() -> dict[str, Array]:
     return {"weight": weights()["head.weight"], "bias": weights()["head.bias"]}
 
 
-def fed(rate: float = 0.1) -> Mapping[str, Any]:
+def step_inputs(rate: float = 0.1) -> Mapping[str, Any]:
     batch = samples(BATCH)
     return {
         "samples": batch.inputs,
@@ -75,7 +75,7 @@ def reference(steps: int) -> tuple[Array, float]:
     """The weight after some steps, and the last step's loss, in float64."""
     batch = samples(BATCH)
     flat, one_hot = batch.inputs.reshape(BATCH, -1).astype(np.float64), np.eye(CLASSES)[batch.labels]
-    weight, bias = (array.astype(np.float64) for array in stored().values())
+    weight, bias = (array.astype(np.float64) for array in initial_weights().values())
     weight_momentum, bias_momentum, loss = np.zeros_like(weight), np.zeros_like(bias), 0.0
     for _ in range(steps):
         exponentials = np.exp(flat @ weight + bias)
@@ -89,13 +89,13 @@ def reference(steps: int) -> tuple[Array, float]:
 
 
 def test_a_program_gets_no_tensor_from_outside_its_own_bytes(runtime: Runtime) -> None:
-    """No path stands in such programs; a host hands them a second file, and ours hands them none."""
+    """Such programs contain no path; a host may pass them a second file, and Subfleet passes none."""
 
-    def one_prediction() -> Array:
+    def predict() -> Array:
         return runtime.open_model(MODEL, scattered(), 1).infer(np.ones((2, 3), np.float32))
 
     with pytest.raises(TrainingError, match="refused"):
-        one_prediction()
+        predict()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -104,16 +104,16 @@ def test_steps_follow_a_reference_again_and_again(runtime: Runtime, program: Pro
     links = loaded.layout.chain.links
     path = tuple(list_stages(links))
     weight, loss = reference(4)
-    given = weights()
+    start = weights()
     for _ in range(2):
-        session = ProgramSession(loaded, links, given, {})
+        session = ProgramSession(loaded, links, start, {})
         read: Mapping[str, Array] = {}
         for _ in range(4):
-            read = session.step(path, fed())
+            read = session.step(path, step_inputs())
         finished = session.finish()
         np.testing.assert_allclose(np.asarray(finished["head.weight"], np.float64), weight, atol=1e-6)
         assert float(read["loss"]) == pytest.approx(loss, abs=1e-6)
-    np.testing.assert_array_equal(given["head.weight"], weights()["head.weight"])
+    np.testing.assert_array_equal(start["head.weight"], weights()["head.weight"])
 
 
 def test_a_model_is_run(runtime: Runtime) -> None:
@@ -147,9 +147,9 @@ def test_a_program_of_another_manifest_is_refused(runtime: Runtime, program: Pro
         loaded_program(runtime, replace(program, body=other))
     plain = manifest("executorch")
     inputs = (replace(plain.inputs[0], shape=(BATCH, *SHAPE[::-1])), *plain.inputs[1:])
-    odd = replace(plain, inputs=inputs)
+    changed = replace(plain, inputs=inputs)
     with pytest.raises(TrainingError, match=r"'samples' is float32 of shape .* its manifest says"):
-        loaded_program(runtime, Program(manifest=odd, body=program.body))
+        loaded_program(runtime, Program(manifest=changed, body=program.body))
 
 
 def test_memory_is_given_back(runtime: Runtime) -> None:
@@ -175,7 +175,7 @@ def test_a_thousand_trainings_do_not_grow(runtime: Runtime, program: Program) ->
     loaded = loaded_program(runtime, program)
     links = loaded.layout.chain.links
     path = tuple(list_stages(links))
-    values = fed()
+    values = step_inputs()
 
     def train(count: int) -> None:
         for _ in range(count):
@@ -218,9 +218,9 @@ def test_a_process_trains_without_pytorch_and_without_executorchs_python(tmp_pat
     settings = TrainingSettings(epochs=2, batch_size=8, learning_rate=0.1)
     job = write_job(tmp_path, samples(BATCH * 2), settings=settings)
     job.program_path.write_bytes(encode_program(program))
-    done = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "4"
+    process = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == "4"
     ExecutorchTrainer().train(job, lambda: False)
     assert (tmp_path / "alone").read_bytes() == job.output_path.read_bytes()
     assert any(array.any() for array in decode_arrays(job.output_path.read_bytes()).values())

@@ -1,6 +1,6 @@
-"""A plan holds in a late round as in the first: what a client's process takes, round after round.
+"""A plan holds in late rounds as in the first: the memory of a client's process, round after round.
 
-This one test asserts measured memory.
+Only this test asserts measured memory.
 """
 
 import json
@@ -31,11 +31,11 @@ ROUNDS = 50
 LARGEST_EXCESS = 1.05
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
 PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
-"""Which submodel is trained in each round, again and again: the same one, and one or the other."""
+"""The submodel of each round, repeated: always the same one, and a mix of two."""
 SETTLED, FEW = 20, 10
-"""Rounds after which a process has all that it ever loads, and in which each submodel was trained some times."""
+"""Rounds after which a process has loaded everything, and rounds in which each submodel trains several times."""
 
-# A client's process: the worker that a session starts, with one heap; rounds bring new weights.
+# A client's process: the worker of a session, with one heap; each round has new weights.
 CLIENT = """
 import json, sys
 from pathlib import Path
@@ -94,7 +94,7 @@ for pattern in patterns:
 
 
 def programs(target: str) -> tuple[Program, Program]:
-    """Of the largest submodel and the smallest."""
+    """Programs of the largest and the smallest submodel."""
     architectures = uniform_space(network_of(MODEL), (0.5, 1.0))
     requests = (
         TrainRequest(
@@ -111,16 +111,16 @@ def programs(target: str) -> tuple[Program, Program]:
     return largest, smallest
 
 
-def write_files(folder: Path, written: tuple[Program, ...]) -> None:
+def write_files(folder: Path, pair: tuple[Program, ...]) -> None:
     random = np.random.default_rng(0)
-    for place, program in enumerate(written):
-        (folder / f"program-{place}").write_bytes(encode_program(program))
+    for index, program in enumerate(pair):
+        (folder / f"program-{index}").write_bytes(encode_program(program))
         weights = {
             value.tensor: (0.05 * random.standard_normal(value.shape)).astype(np.float32)
             for value in program.manifest.inputs
             if value.role == "parameter"
         }
-        save_file(weights, folder / f"weights-{place}")
+        save_file(weights, folder / f"weights-{index}")
     images = random.standard_normal((SAMPLES, *MODEL.input_shape), dtype=np.float32)
     write_npz(folder / "data.npz", Dataset(inputs=images, labels=random.integers(0, MODEL.class_count, SAMPLES)))
 
@@ -136,19 +136,19 @@ def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeyp
         hide_binding(tmp_path, monkeypatch)
     elif target == "executorch":
         pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
-    written = programs(target)
-    write_files(tmp_path, written)
+    pair = programs(target)
+    write_files(tmp_path, pair)
     arguments = [target, str(tmp_path), json.dumps([PATTERNS, ROUNDS, BATCH])]
-    done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    memory = [program.manifest.memory for program in written]
-    plans = [compute_peak_bytes(one.peak_bytes, one.packings, detect_packing_width()) for one in memory]
-    ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[[")]
+    process = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    memory = [program.manifest.memory for program in pair]
+    plans = [compute_peak_bytes(plan.peak_bytes, plan.packings, detect_packing_width()) for plan in memory]
+    ends = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[[[")]
     assert [len(peaks) for peaks, _ in ends] == [ROUNDS] * len(PATTERNS)
     for peaks, sizes in ends:
-        over = {number: peak / plans[place] for number, (place, peak) in enumerate(peaks)}
+        over = {number: peak / plans[index] for number, (index, peak) in enumerate(peaks)}
         assert max(over.values()) <= LARGEST_EXCESS, over
-        # Nor does it hide as growth of the process, from which each round is counted anew. Holes in the heap grow by up
-        # to 1.7 MB in these rounds and by no more in later ones; sessions that nobody frees would take more.
+        # The process must not grow either, as each round is counted from its current size. Holes in the heap grow by
+        # up to 1.7 MB in these rounds and by no more in later ones; sessions that are never freed would take more.
         early, late = min(sizes[SETTLED : SETTLED + FEW]), min(sizes[-FEW:])
         assert late - early < min(plans), sizes

@@ -1,4 +1,4 @@
-"""A frozen backbone is given once, trained by nobody, and no part of an update or of a plan beyond itself."""
+"""A frozen backbone is an input only: it is not trained, not in the update, and planned once."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def network(*, frozen: bool) -> nn.Sequential:
     return module
 
 
-def written(target: str, *, frozen: bool) -> Program:
+def write(target: str, *, frozen: bool) -> Program:
     step = training_step(
         network(frozen=frozen),
         SampleSpec(shape=(INPUTS,)),
@@ -69,8 +69,8 @@ def job(folder: Path, program: Program) -> Job[Train]:
     )
 
 
-def by_pytorch() -> dict[str, Tensor]:
-    """What a training of the head alone changes."""
+def train_in_pytorch() -> dict[str, Tensor]:
+    """The change of a training of the head alone."""
     module, dataset = network(frozen=True), data()
     head = [part for part in module.parameters() if part.requires_grad]
     before = {name: part.detach().clone() for name, part in module.named_parameters()}
@@ -88,23 +88,23 @@ def by_pytorch() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_the_head_alone_is_trained_and_sent(target: str, tmp_path: Path) -> None:
-    program = written(target, frozen=True)
+    program = write(target, frozen=True)
     task = job(tmp_path, program)
     trainer: Trainer = OnnxTrainer() if target == "onnx" else ExecutorchTrainer()
     trainer.train(task, lambda: False)
-    update, right = decode_arrays(task.output_path.read_bytes()), by_pytorch()
-    assert update.keys() == right.keys() == {"1.weight", "1.bias"}
-    for name, change in right.items():
+    update, expected = decode_arrays(task.output_path.read_bytes()), train_in_pytorch()
+    assert update.keys() == expected.keys() == {"1.weight", "1.bias"}
+    for name, change in expected.items():
         np.testing.assert_allclose(np.asarray(update[name], np.float32), change.numpy(), rtol=1e-4, atol=1e-6)
     assert task.output_path.stat().st_size < 4 * (WIDTH + 1) * CLASSES + 1000
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_it_is_planned_once(target: str) -> None:
-    """In place of before and after each step, each with a momentum, as all of it is where nothing is frozen."""
-    frozen, trained = (written(target, frozen=one) for one in (True, False))
+    """Without freezing, weights are planned before and after each step, and the momentum too."""
+    frozen, trained = (write(target, frozen=is_frozen) for is_frozen in (True, False))
     backbone_bytes = 4 * (INPUTS * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH)
-    saved = trained.manifest.memory.peak_bytes - frozen.manifest.memory.peak_bytes
-    assert saved >= 3 * backbone_bytes
+    saved_bytes = trained.manifest.memory.peak_bytes - frozen.manifest.memory.peak_bytes
+    assert saved_bytes >= 3 * backbone_bytes
     assert {value.role for value in frozen.manifest.inputs if value.tensor.startswith("0.")} == {"frozen"}
     assert not [value for value in frozen.manifest.outputs if value.tensor.startswith("0.")]

@@ -1,4 +1,4 @@
-"""A session is kept for the next job of the same program, with its memory accounted."""
+"""A session is kept for the next job with the same program, and its memory is counted."""
 
 import gc
 import weakref
@@ -36,7 +36,7 @@ ONNX_SETTINGS = TrainingSettings(epochs=2, batch_size=BATCH, learning_rate=0.1, 
 
 @dataclass
 class Bench:
-    """One trainer's slot and what it loaded."""
+    """A trainer's slot and the programs that it loaded."""
 
     recorder: Recorder = field(default_factory=Recorder)
     slot: Slot = field(default_factory=Slot)
@@ -64,8 +64,8 @@ def test_another_program_or_other_threads_replace_it(tmp_path: Path) -> None:
     other = replace(job, program_path=tmp_path / "other")
     other.program_path.write_bytes(encode_program(Program(manifest=manifest(4, name="other"), body=b"-")))
     bench = Bench()
-    for one in (job, other, job, replace(job, threads=1), replace(job, threads=1)):
-        bench.train(one)
+    for next_job in (job, other, job, replace(job, threads=1), replace(job, threads=1)):
+        bench.train(next_job)
     assert bench.recorder.loads == [2, 2, 2, 1]
 
 
@@ -81,7 +81,7 @@ def test_a_file_that_changed_is_no_longer_the_program_that_was_kept(tmp_path: Pa
     with pytest.raises(FileError, match="must be fetched again"):
         bench.train(job)
     job.program_path.write_bytes(content)
-    bench.train(job)  # whole again, it is what was kept
+    bench.train(job)  # the restored file is the kept program
     assert bench.recorder.loads == [2]
 
 
@@ -101,15 +101,15 @@ def test_a_job_that_failed_keeps_nothing(tmp_path: Path) -> None:
 
 @dataclass
 class Hoarder:
-    """A runtime, and its programs, that hold some memory for as long as they are loaded."""
+    """A runtime with programs that hold memory while they are loaded."""
 
     size_bytes: int
-    made: list["weakref.ref[Hoard]"]
+    created: list["weakref.ref[Hoard]"]
     name: str = "hoarder"
 
     def programs(self, threads: int) -> "Hoard":
         hoard = Hoard(np.ones(self.size_bytes, np.uint8))
-        self.made.append(weakref.ref(hoard))
+        self.created.append(weakref.ref(hoard))
         return hoard
 
     def open_model(self, path: Path, body: bytes, threads: int) -> Model:
@@ -118,7 +118,7 @@ class Hoarder:
 
 @dataclass(eq=False)
 class Hoard:
-    """See `Programs`: they change nothing."""
+    """See `Programs`: these change nothing."""
 
     held: npt.NDArray[np.uint8]
 
@@ -140,8 +140,8 @@ class Hoard:
         return value
 
 
-def hoard(job: Job[Train], slot: Slot, made: list["weakref.ref[Hoard]"], size_bytes: int) -> TrainResult:
-    return train_job(job, lambda: False, target="recording", runtime=Hoarder(size_bytes, made), host=slot)
+def hoard(job: Job[Train], slot: Slot, created: list["weakref.ref[Hoard]"], size_bytes: int) -> TrainResult:
+    return train_job(job, lambda: False, target="recording", runtime=Hoarder(size_bytes, created), host=slot)
 
 
 def loaded() -> Loaded:
@@ -153,54 +153,54 @@ def loaded() -> Loaded:
 def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path) -> None:
     size_bytes = 64 * MEBIBYTE
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
-    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
-    first = hoard(job, slot, made, size_bytes)
-    # The system gives whole pages, the process had some to spare, and pages of files, which only the peak counts, go.
+    slot, created = Slot(), []  # type: ignore[var-annotated] # see `hoard`
+    first = hoard(job, slot, created, size_bytes)
+    # The system allots whole pages, some were spare, and pages of files, which only the peak counts, may be dropped.
     assert 0.95 * size_bytes < slot.held_bytes <= first.measured_peak_bytes + 0.01 * size_bytes
     assert 0.95 * size_bytes < first.measured_peak_bytes < 1.25 * size_bytes
-    second = hoard(job, slot, made, size_bytes)
-    assert len(made) == 1
+    second = hoard(job, slot, created, size_bytes)
+    assert len(created) == 1
     assert 0.95 * size_bytes < second.measured_peak_bytes < 1.25 * size_bytes
-    # A budget that the program was within stays enough for it, and one that it was not within is refused again.
+    # A budget that was enough is still enough, and one that was too small is refused again.
     with pytest.raises(MemoryLimitError):
-        hoard(replace(job, memory_limit_bytes=size_bytes // 2), slot, made, size_bytes)
+        hoard(replace(job, memory_limit_bytes=size_bytes // 2), slot, created, size_bytes)
     assert slot.held_bytes == 0
     gc.collect()
-    assert made[0]() is None
+    assert created[0]() is None
 
 
 def test_what_a_session_holds_is_counted_in_the_job_that_loaded_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
-    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
+    slot, created = Slot(), []  # type: ignore[var-annotated] # see `hoard`
     counted = iter((1000, 1500, 2000, 3000))
     monkeypatch.setattr(MemoryWatch, "measure_held_bytes", lambda _: next(counted))
-    held = []
-    for one in (job, job, job, replace(job, threads=1)):
-        hoard(one, slot, made, MEBIBYTE)
-        held.append(slot.held_bytes)
-    # What is left after a job beside the session may go with the job; counted each time, it would add up.
-    assert held == [1000, 1000, 1000, 1500]
+    held_bytes = []
+    for next_job in (job, job, job, replace(job, threads=1)):
+        hoard(next_job, slot, created, MEBIBYTE)
+        held_bytes.append(slot.held_bytes)
+    # Other memory that a job leaves may be freed with the job; counting it each time would add it up.
+    assert held_bytes == [1000, 1000, 1000, 1500]
 
 
 def test_a_session_that_holds_much_of_its_limit_is_not_kept(tmp_path: Path) -> None:
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
-    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
+    slot, created = Slot(), []  # type: ignore[var-annotated] # see `hoard`
     before = MemoryWatch(2**40)
-    hoard(replace(job, memory_limit_bytes=160 * MEBIBYTE), slot, made, 64 * MEBIBYTE)
+    hoard(replace(job, memory_limit_bytes=160 * MEBIBYTE), slot, created, 64 * MEBIBYTE)
     assert slot.held_bytes == 0
     release_free_memory()
     assert before.measure_held_bytes() < 16 * MEBIBYTE
-    assert made[0]() is None
+    assert created[0]() is None
 
 
 def test_an_old_session_is_gone_before_the_next_one_is_measured(tmp_path: Path) -> None:
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
-    slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
-    hoard(job, slot, made, 64 * MEBIBYTE)
-    small = hoard(replace(job, threads=1), slot, made, MEBIBYTE)
-    assert made[0]() is None
+    slot, created = Slot(), []  # type: ignore[var-annotated] # see `hoard`
+    hoard(job, slot, created, 64 * MEBIBYTE)
+    small = hoard(replace(job, threads=1), slot, created, MEBIBYTE)
+    assert created[0]() is None
     assert small.measured_peak_bytes < 16 * MEBIBYTE
     assert slot.held_bytes < 16 * MEBIBYTE
 
@@ -210,11 +210,11 @@ def test_onnx_runtime_keeps_its_session_and_trains_the_same_bits(
 ) -> None:
     import onnxruntime
 
-    made: list[object] = []
+    sizes: list[object] = []
     original = onnxruntime.InferenceSession
 
     def session(model: bytes, *arguments: object, **named: object) -> object:
-        made.append(len(model))
+        sizes.append(len(model))
         return original(model, *arguments, **named)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
@@ -225,27 +225,27 @@ def test_onnx_runtime_keeps_its_session_and_trains_the_same_bits(
     first = job.output_path.read_bytes()
     job.weights_path.write_bytes(encode_arrays(weights(seed=7)))
     trainer.train(job, lambda: False)
-    kept = job.output_path.read_bytes()
-    assert made.count(size) == 1
+    second = job.output_path.read_bytes()
+    assert sizes.count(size) == 1
     OnnxTrainer().train(job, lambda: False)
-    assert made.count(size) == 2
-    assert job.output_path.read_bytes() == kept != first
-    # What a caller was given stays as it is when the session goes on: no value of an update is the session's memory.
-    assert decode_arrays(kept)["head.bias"].any()
+    assert sizes.count(size) == 2
+    assert job.output_path.read_bytes() == second != first
+    # Results do not change when the session continues: no value of an update shares its memory.
+    assert decode_arrays(second)["head.bias"].any()
 
 
 def test_a_layout_is_kept_with_its_programs() -> None:
     slot, package = Slot(), loaded()
     slot.keep(package, held_bytes=5, limit_bytes=20)
     assert slot.held_bytes == 5
-    kept = slot.take("a", 1)
-    assert kept is not None
-    assert kept.loaded is package
+    session = slot.take("a", 1)
+    assert session is not None
+    assert session.loaded is package
     assert slot.take("a", 1) is None
 
 
-@pytest.mark.parametrize(("held_bytes", "kept"), [(5, True), (6, False)])
-def test_a_session_is_kept_that_holds_a_quarter_of_the_limit_and_no_byte_more(held_bytes: int, kept: bool) -> None:
+@pytest.mark.parametrize(("held_bytes", "is_kept"), [(5, True), (6, False)])
+def test_a_session_is_kept_that_holds_a_quarter_of_the_limit_and_no_byte_more(held_bytes: int, is_kept: bool) -> None:
     slot = Slot()
     slot.keep(loaded(), held_bytes=held_bytes, limit_bytes=20)
-    assert (slot.held_bytes, slot.take("a", 1) is not None) == (held_bytes if kept else 0, kept)
+    assert (slot.held_bytes, slot.take("a", 1) is not None) == (held_bytes if is_kept else 0, is_kept)

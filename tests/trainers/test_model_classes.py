@@ -1,4 +1,4 @@
-"""Models carry the names of their classes: predictions answer names, and data are mapped by them, on every runtime."""
+"""Models contain the names of their classes, which predictions return and which map data, on every runtime."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,))
 NAMES = ("nine", "acht", "sept", "six", "cinque", "vier", "three", "dos", "caf\u00e9", "zero")
-"""The run's order: digit d has the index 9 - d."""
+"""In the order of the run: digit d has the index 9 - d."""
 TRAINERS: dict[str, tuple[str, Callable[[], Trainer]]] = {
     "onnx": ("onnx", OnnxTrainer),
     "native binding": ("executorch", ExecutorchTrainer),
@@ -78,32 +78,32 @@ def test_a_model_says_what_its_outputs_mean(tmp_path: Path, trainer: Trainer) ->
         request = replace(REQUEST, target=trainer.target, objective=objective)
         body, _ = export_inference_model(request, state())
         (tmp_path / f"model{trainer.suffix}").write_bytes(body)
-        found = trainer.predict(tmp_path / f"model{trainer.suffix}", str(tmp_path / "data.npz"))
-        assert found.headline == headline, "labels of 0 and 1 alone do not say which"
-        assert (len(found.numbers), len(found.labels)) == ((17970, 0) if headline == "rmse" else (0, 17970))
+        prediction = trainer.predict(tmp_path / f"model{trainer.suffix}", str(tmp_path / "data.npz"))
+        assert prediction.headline == headline, "labels of 0 and 1 do not determine the objective"
+        assert (len(prediction.numbers), len(prediction.labels)) == ((17970, 0) if headline == "rmse" else (0, 17970))
 
 
 def write_folders(folder: Path, name_of: Callable[[int], str]) -> Path:
-    """Pictures of three digits, in folders of these names."""
+    """Write images of three digits to folders with these names."""
     whole = load_digits()
     for digit in HELD:
         (folder / name_of(digit)).mkdir(parents=True)
-        for place in np.flatnonzero(whole.labels == digit)[:5]:
-            pixels = (whole.inputs[place, 0] * 255).round().astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name_of(digit) / f"{place}.png")
+        for index in np.flatnonzero(whole.labels == digit)[:5]:
+            pixels = (whole.inputs[index, 0] * 255).round().astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name_of(digit) / f"{index}.png")
     return folder
 
 
 def expected_predictions(folder: Path, name_of: Callable[[int], str]) -> list[int]:
-    """What the network says of the folder's pictures, in the order of their names."""
+    """The network's labels of the folder's images, in the order of their names."""
     module = network_module()
-    found = []
+    labels = []
     for name in sorted(name_of(digit) for digit in HELD):
         for path in sorted((folder / name).iterdir()):
             pixels = np.asarray(Image.open(path), np.float32) / np.float32(255)
             with torch.no_grad():
-                found.append(int(module(torch.from_numpy(pixels[None, None])).argmax()))
-    return found
+                labels.append(int(module(torch.from_numpy(pixels[None, None])).argmax()))
+    return labels
 
 
 def network_module() -> Any:
@@ -145,8 +145,8 @@ def test_models_in_8_bit_integers_carry_names_too(
     tmp_path: Path, target: str, mode: Literal["dynamic", "static"]
 ) -> None:
     samples = samples_of(load_digits())
-    wanted = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, samples_sha256=samples.sha256)
-    body, _ = export_quantised_model(wanted, state(), samples)
+    request = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, samples_sha256=samples.sha256)
+    body, _ = export_quantised_model(request, state(), samples)
     trainer: Trainer = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}[target]()
     (tmp_path / f"model{trainer.suffix}").write_bytes(body)
     data = write_folders(tmp_path / "data", lambda digit: NAMES[9 - digit])
@@ -178,6 +178,6 @@ def test_the_command_gives_indices_and_names(tmp_path: Path, capsys: pytest.Capt
     data = write_folders(tmp_path / "data", lambda digit: NAMES[9 - digit])
     path = write_model(tmp_path, OnnxTrainer(), NAMES)
     assert run(["predict", str(path), "--data", str(data), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["names"] == [NAMES[label] for label in told["labels"]]
-    assert len(told["names"]) == 15
+    output = json.loads(capsys.readouterr().out)
+    assert output["names"] == [NAMES[label] for label in output["labels"]]
+    assert len(output["names"]) == 15

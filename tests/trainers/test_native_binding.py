@@ -1,4 +1,4 @@
-"""The native binding by itself: arrays in and out, memory, threads, and bytes that are no program."""
+"""The native binding: arrays in and out, memory, threads, and invalid programs."""
 
 import gc
 import random
@@ -53,44 +53,44 @@ def test_every_type_goes_in_and_out(planned: bool) -> None:
         ("bool", (3,), planned),
     ]
     assert [info.size_bytes for info in method.outputs] == [24, 24, 3, 24]
-    given, written = arguments(), results()
-    method.execute(given, written)
-    np.testing.assert_array_equal(written[0], given[0] * 2)
-    np.testing.assert_array_equal(written[1], [1, 2, 3])
-    np.testing.assert_array_equal(written[2], [False, True, False])
-    np.testing.assert_array_equal(written[3], given[0])
-    np.testing.assert_array_equal(given[0], arguments()[0])
+    inputs, outputs = arguments(), results()
+    method.execute(inputs, outputs)
+    np.testing.assert_array_equal(outputs[0], inputs[0] * 2)
+    np.testing.assert_array_equal(outputs[1], [1, 2, 3])
+    np.testing.assert_array_equal(outputs[2], [False, True, False])
+    np.testing.assert_array_equal(outputs[3], inputs[0])
+    np.testing.assert_array_equal(inputs[0], arguments()[0])
 
 
 def test_what_is_written_can_be_read_in_the_next_run(types: bytes) -> None:
     method = native.Program(types).load_method()
-    given, written = arguments(), results()
+    inputs, outputs = arguments(), results()
     for _ in range(5):
-        method.execute(given, written)
-        given, written = [written[0], written[1], given[2]], [given[0], given[1], written[2], written[3]]
-    np.testing.assert_array_equal(given[0], arguments()[0] * 32)
-    np.testing.assert_array_equal(given[1], arguments()[1] + 5)
+        method.execute(inputs, outputs)
+        inputs, outputs = [outputs[0], outputs[1], inputs[2]], [inputs[0], inputs[1], outputs[2], outputs[3]]
+    np.testing.assert_array_equal(inputs[0], arguments()[0] * 32)
+    np.testing.assert_array_equal(inputs[1], arguments()[1] + 5)
 
 
 def test_the_program_and_its_bytes_live_as_long_as_their_method(types: bytes) -> None:
-    # A copy of its own, not aligned, which nobody but the method holds.
+    # An unaligned copy that only the method holds.
     method = native.Program(memoryview(bytearray(b"." + types))[1:]).load_method()
     gc.collect()
     bytearray(len(types) * 4)
-    written = results()
-    method.execute(arguments(), written)
-    np.testing.assert_array_equal(written[1], [1, 2, 3])
+    outputs = results()
+    method.execute(arguments(), outputs)
+    np.testing.assert_array_equal(outputs[1], [1, 2, 3])
 
 
 WRONG: dict[str, Callable[[list[Array], list[Array]], None]] = {
-    "one input": lambda given, _: given.clear(),
-    "input 0 is float32 of shape \\(2, 3\\).*'d'": lambda given, _: given.__setitem__(0, np.zeros((2, 3))),
-    "input 1 .* shape \\(4,\\)": lambda given, _: given.__setitem__(1, np.zeros(4, np.int64)),
-    "input 0 must be a contiguous": lambda given, _: given.__setitem__(0, np.zeros((2, 6), np.float32)[:, ::2]),
-    "4 outputs, but was given 3": lambda _, written: written.__delitem__(3),
-    "output 2 must be .* written": lambda _, written: written[2].setflags(write=False),
-    "output shares memory": lambda given, written: written.__setitem__(0, given[0]),
-    "output shares": lambda _, written: written.__setitem__(3, written[0]),
+    "one input": lambda inputs, _: inputs.clear(),
+    "input 0 is float32 of shape \\(2, 3\\).*'d'": lambda inputs, _: inputs.__setitem__(0, np.zeros((2, 3))),
+    "input 1 .* shape \\(4,\\)": lambda inputs, _: inputs.__setitem__(1, np.zeros(4, np.int64)),
+    "input 0 must be a contiguous": lambda inputs, _: inputs.__setitem__(0, np.zeros((2, 6), np.float32)[:, ::2]),
+    "4 outputs, but was given 3": lambda _, outputs: outputs.__delitem__(3),
+    "output 2 must be .* written": lambda _, outputs: outputs[2].setflags(write=False),
+    "output shares memory": lambda inputs, outputs: outputs.__setitem__(0, inputs[0]),
+    "output shares": lambda _, outputs: outputs.__setitem__(3, outputs[0]),
 }
 WRONG["3 inputs, but was given 0"] = WRONG.pop("one input")
 
@@ -98,14 +98,14 @@ WRONG["3 inputs, but was given 0"] = WRONG.pop("one input")
 @pytest.mark.parametrize("message", WRONG)
 def test_arrays_that_do_not_fit_are_named(types: bytes, message: str) -> None:
     method = native.Program(types).load_method()
-    given, written = arguments(), results()
-    WRONG[message](given, written)
+    inputs, outputs = arguments(), results()
+    WRONG[message](inputs, outputs)
     with pytest.raises(native.ExecutorchError, match=message) as caught:
-        method.execute(given, written)
+        method.execute(inputs, outputs)
     assert caught.value.code == "InvalidArgument"
-    written = results()
-    method.execute(arguments(), written)
-    np.testing.assert_array_equal(written[1], [1, 2, 3])
+    outputs = results()
+    method.execute(arguments(), outputs)
+    np.testing.assert_array_equal(outputs[1], [1, 2, 3])
 
 
 def test_planned_memory_is_known_limited_and_given_back(big: bytes) -> None:
@@ -140,19 +140,19 @@ def test_methods_of_one_arena_share_its_memory_and_compute_what_they_would_alone
     total = np.zeros((), np.float32)
     other = native.Program(pte_cases.types(planned=True)).load_method(arena=arena)
     for method in methods * 2:
-        written = results()
+        outputs = results()
         total[...] = 0
         method.execute([np.ones(1, np.float32)], [total])
         assert total == 2 * pte_cases.BIG
-        other.execute(arguments(), written)
-        np.testing.assert_array_equal(written[0], arguments()[0] * 2)
+        other.execute(arguments(), outputs)
+        np.testing.assert_array_equal(outputs[0], arguments()[0] * 2)
     (arena_bytes,) = methods[0].arena_bytes
     assert 0.9 * arena_bytes < resident_bytes() - before < 1.5 * arena_bytes
     arena.release()
     assert resident_bytes() - before < 0.1 * arena_bytes
     methods[0].execute([np.ones(1, np.float32)], [total])
     assert total == 2 * pte_cases.BIG
-    # The memory is there as long as a method that lies in it.
+    # The memory exists as long as a method uses it.
     del arena
     gc.collect()
     methods[1].execute([np.ones(1, np.float32)], [total])
@@ -160,14 +160,14 @@ def test_methods_of_one_arena_share_its_memory_and_compute_what_they_would_alone
 
 
 def test_a_thousand_runs_do_not_grow(types: bytes) -> None:
-    def some(count: int) -> None:
+    def run_methods(count: int) -> None:
         for _ in range(count):
             method = native.Program(types).load_method()
             method.execute(arguments(), results())
 
-    some(100)
+    run_methods(100)
     before = resident_bytes()
-    some(1000)
+    run_methods(1000)
     assert resident_bytes() - before < 500_000
 
 
@@ -234,13 +234,13 @@ print(refused)
 
 @pytest.mark.parametrize("planned", [False, True])
 def test_damaged_programs_are_errors_when_they_are_loaded(planned: bool) -> None:
-    # In a process of its own, since the worst that could happen is its end.
+    # In a separate process, which could crash.
     count = 1000
     body = pte_cases.types(planned=planned)
     command = [sys.executable, "-c", DAMAGED, str(count)]
-    done = subprocess.run(command, input=body, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > count // 2
+    process = subprocess.run(command, input=body, capture_output=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > count // 2
 
 
 @pytest.mark.parametrize("body", [b"", b"no program" * 100, bytes(10_000), random.Random(0).randbytes(10_000)])

@@ -1,4 +1,4 @@
-"""ONNX Runtime as it is found on a device: absent, without a provider, without PyTorch beside it, or an old one."""
+"""ONNX Runtime as installed on a device: absent, without a provider, without PyTorch, or old."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def never() -> bool:
 def test_a_provider_that_is_not_there_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
 ) -> None:
-    """Where a build has the provider but its libraries are missing, the runtime goes on without it; we do not."""
+    """If the libraries of a provider are missing, the runtime continues without it; Subfleet does not."""
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has the CUDA provider")
     if listed:
@@ -41,9 +41,9 @@ def test_a_provider_that_is_not_there_is_one_sentence(
         )
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
     trainer = OnnxTrainer("cuda")
-    for act in (lambda: trainer.describe(job.data), lambda: trainer.train(job, never)):
+    for use_provider in (lambda: trainer.describe(job.data), lambda: trainer.train(job, never)):
         with pytest.raises(ConfigError, match=r"needs CUDAExecutionProvider, but ONNX Runtime .*CPUExecutionProvider"):
-            act()
+            use_provider()
 
 
 def test_without_the_runtime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Inference models on ONNX Runtime: predictions, and those that cannot be made."""
+"""Inference models on ONNX Runtime: predictions and their errors."""
 
 import subprocess
 import sys
@@ -73,7 +73,7 @@ def _with_samples_at(folder: Path, *shape: int) -> None:
 
 @pytest.mark.slow
 def test_memory_that_the_system_refuses_is_a_memory_error(tmp_path: Path) -> None:
-    """In a process whose address space ends a little above where it is; ONNX Runtime has errors of its own for that."""
+    """In a process with little address space left; ONNX Runtime raises its own errors then."""
     values = 10**8
     graph = helper.make_graph(
         [
@@ -86,8 +86,8 @@ def test_memory_that_the_system_refuses_is_a_memory_error(tmp_path: Path) -> Non
         [
             helper.make_tensor("shape", TensorProto.INT64, [2], [1, values]),
             *(
-                helper.make_tensor(name, TensorProto.INT64, [1], [at])
-                for name, at in zip(("start", "end", "axis"), (0, 2, 1), strict=True)
+                helper.make_tensor(name, TensorProto.INT64, [1], [number])
+                for name, number in zip(("start", "end", "axis"), (0, 2, 1), strict=True)
             ),
         ],
     )
@@ -105,5 +105,5 @@ def test_memory_that_the_system_refuses_is_a_memory_error(tmp_path: Path) -> Non
         "except MemoryError: print('no memory')\n"
     )
     command = [sys.executable, "-c", code, str(model), str(tmp_path / "d.npz")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "no memory\n", done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.stdout == "no memory\n", process.stderr

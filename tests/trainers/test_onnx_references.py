@@ -1,4 +1,4 @@
-"""No ONNX program reaches out of its own bytes: neither the newest nor the oldest runtime is shown one that would."""
+"""ONNX programs must be self-contained: neither the newest nor the oldest runtime loads one with external data."""
 
 import os
 import subprocess
@@ -38,8 +38,8 @@ except TrainingError as error:
 """
 
 
-def elsewhere(tensor: TensorProto, location: str) -> TensorProto:
-    """The same tensor, in a file."""
+def move_to_file(tensor: TensorProto, location: str) -> TensorProto:
+    """Move the tensor's data to a file."""
     size = len(tensor.raw_data)
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -51,7 +51,7 @@ def elsewhere(tensor: TensorProto, location: str) -> TensorProto:
 
 def weight_at(location: str, name: str = "weight") -> TensorProto:
     tensor = helper.make_tensor(name, TensorProto.FLOAT, WEIGHT.shape, WEIGHT.tobytes(), raw=True)
-    return elsewhere(tensor, location) if location else tensor
+    return move_to_file(tensor, location) if location else tensor
 
 
 def linear(location: str = "") -> ModelProto:
@@ -117,7 +117,7 @@ def in_a_function_default(location: str) -> ModelProto:
 def in_a_sparse_tensor(location: str) -> ModelProto:
     model = linear()
     indices = helper.make_tensor("i", TensorProto.INT64, [1], [0])
-    sparse = helper.make_sparse_tensor(elsewhere(TensorProto(name="s"), location), indices, [4])
+    sparse = helper.make_sparse_tensor(move_to_file(TensorProto(name="s"), location), indices, [4])
     model.graph.sparse_initializer.append(sparse)
     return model
 
@@ -135,7 +135,7 @@ def in_a_list_of_tensors(location: str) -> ModelProto:
 
 
 def in_a_second_graph(location: str) -> ModelProto:
-    """Two fields of one graph are read as one: what stands in the second one belongs to the first."""
+    """Parsers merge two graph fields: the tensors of the second belong to the first."""
     model = ModelProto()
     model.ParseFromString(linear().SerializeToString())
     more = ModelProto()
@@ -144,24 +144,24 @@ def in_a_second_graph(location: str) -> ModelProto:
     return model
 
 
-PLACES: MappingProxyType[str, Callable[[str], ModelProto]] = MappingProxyType(
+MODELS: MappingProxyType[str, Callable[[str], ModelProto]] = MappingProxyType(
     {
-        place.__name__: place
-        for place in (
+        build.__name__: build
+        for build in (
             *(linear, in_a_constant, in_a_branch, in_a_function, in_a_function_default),
             *(in_a_sparse_tensor, in_training_information, in_a_list_of_tensors, in_a_second_graph),
         )
     }
 )
-TRUE_PLACES = ("linear", "in_a_constant", "in_a_function")
-"""In which the runtime would take the weight from where it is said to be."""
+LOADABLE_MODELS = ("linear", "in_a_constant", "in_a_function")
+"""Models for which the runtime would read the external weight."""
 
 
 @pytest.mark.parametrize("location", ["/etc/hostname", "weights.bin", "../secret", "*/_ORT_MEM_ADDR_/*"])
-@pytest.mark.parametrize("place", PLACES)
-def test_a_tensor_in_another_file_is_refused(place: str, location: str) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tensor_in_another_file_is_refused(name: str, location: str) -> None:
     with pytest.raises(TrainingError, match="external data"):
-        check_self_contained(PLACES[place](location).SerializeToString())
+        check_self_contained(MODELS[name](location).SerializeToString())
 
 
 def test_a_file_that_a_provider_compiled_is_refused() -> None:
@@ -173,7 +173,7 @@ def test_a_file_that_a_provider_compiled_is_refused() -> None:
 
 
 def within(operator: str, *, in_function: bool = False) -> ModelProto:
-    """A program with a node that has a body, in the graph or in a function of it."""
+    """A program with a node that has a body, in the graph or in one of its functions."""
     model = linear()
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     body = helper.make_graph([helper.make_node("Identity", ["logits"], ["x"])], "body", [], [value])
@@ -203,20 +203,20 @@ def test_a_loop_within_the_body_of_another_node_is_refused_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"\x30\x00\x00\x00ORTM", "own format"),
         (b"\x3a", "a number has no end"),
         (b"\x3a\x05\x00", "5 bytes stands where 1 are left"),
         (b"\x3b\x3c", "wire type 3"),
         (b"\x00\x01", "the tag 0"),
-        # A tag that others cut to 32 bits, and read as the graph.
+        # A tag that other parsers truncate to 32 bits and read as the graph.
         (b"\xba\x80\x80\x80\x80\x01\x00", "has the tag"),
         (b"\xff" * 11, "no end"),
     ],
 )
-def test_what_is_no_model_is_refused_in_a_sentence(content: bytes, told: str) -> None:
-    with pytest.raises(TrainingError, match=told):
+def test_what_is_no_model_is_refused_in_a_sentence(content: bytes, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
         check_self_contained(content)
 
 
@@ -257,11 +257,11 @@ def test_any_bytes_are_taken_or_refused(content: bytes) -> None:
         check_self_contained(content)
 
 
-@given(place=st.sampled_from(sorted(PLACES)), at=st.integers(0, 10_000), byte=st.integers(0, 255))
-def test_nothing_that_names_a_file_is_taken_after_damage(place: str, at: int, byte: int) -> None:
-    """Compared with the reader of `onnx` itself: what it finds external is never taken."""
-    content = bytearray(PLACES[place]("/etc/hostname").SerializeToString())
-    content[at % len(content)] = byte
+@given(name=st.sampled_from(sorted(MODELS)), position=st.integers(0, 10_000), byte=st.integers(0, 255))
+def test_nothing_that_names_a_file_is_taken_after_damage(name: str, position: int, byte: int) -> None:
+    """Compared with the parser of `onnx`: a program in which it finds external data is always refused."""
+    content = bytearray(MODELS[name]("/etc/hostname").SerializeToString())
+    content[position % len(content)] = byte
     model = ModelProto()
     try:
         check_self_contained(bytes(content))
@@ -272,41 +272,41 @@ def test_nothing_that_names_a_file_is_taken_after_damage(place: str, at: int, by
 
 
 def _external(message: Any) -> list[Any]:
-    """Every external reference, found by the reader's own description of the messages."""
-    found = list(getattr(message, "external_data", ()))
+    """Every external reference, by the message descriptors of `onnx`."""
+    entries = list(getattr(message, "external_data", ()))
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for inner in value if hasattr(value, "__len__") else (value,):
-                found += _external(inner)
-    return found
+            for part in value if hasattr(value, "__len__") else (value,):
+                entries += _external(part)
+    return entries
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["newest", pytest.param("oldest", marks=needs_oldest)])
-@pytest.mark.parametrize("place", TRUE_PLACES)
-def test_no_runtime_reads_a_file_of_the_device(runtime: str, place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LOADABLE_MODELS)
+def test_no_runtime_reads_a_file_of_the_device(runtime: str, name: str, tmp_path: Path) -> None:
     dataset = samples(4)
     write_npz(tmp_path / "data.npz", dataset)
     secret, model = tmp_path / "secret", tmp_path / "model.onnx"
     secret.write_bytes(WEIGHT.tobytes())
-    model.write_bytes(PLACES[place](str(secret)).SerializeToString())
-    told = predicted(runtime, model, tmp_path / "data.npz")
-    assert "lies in another file (external data)" in told
-    model.write_bytes(PLACES[place]("").SerializeToString())
-    right = (dataset.inputs.reshape(4, FEATURES) @ WEIGHT).argmax(1) == dataset.labels
-    assert float(predicted(runtime, model, tmp_path / "data.npz")) == pytest.approx(np.mean(right))
+    model.write_bytes(MODELS[name](str(secret)).SerializeToString())
+    message = predict(runtime, model, tmp_path / "data.npz")
+    assert "lies in another file (external data)" in message
+    model.write_bytes(MODELS[name]("").SerializeToString())
+    is_correct = (dataset.inputs.reshape(4, FEATURES) @ WEIGHT).argmax(1) == dataset.labels
+    assert float(predict(runtime, model, tmp_path / "data.npz")) == pytest.approx(np.mean(is_correct))
 
 
-def predicted(runtime: str, model: Path, data: Path) -> str:
-    older = {"PYTHONPATH": os.pathsep.join([str(OLDEST), *sys.path])} if runtime == "oldest" else {}
-    done = subprocess.run(
+def predict(runtime: str, model: Path, data: Path) -> str:
+    environment = {"PYTHONPATH": os.pathsep.join([str(OLDEST), *sys.path])} if runtime == "oldest" else {}
+    process = subprocess.run(
         [sys.executable, "-c", PREDICT, str(model), str(data)],
-        env={**os.environ, **older},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    version, told = done.stdout.splitlines()
+    version, output = process.stdout.splitlines()
     assert (version == "1.23.2") == (runtime == "oldest")
-    return told
+    return output

@@ -46,14 +46,14 @@ def read_change(job: Job[Train]) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def reference(dataset: Dataset, job: Job[Train]) -> tuple[dict[str, npt.NDArray[np.float64]], float, float]:
-    """The same training in float64, on the true smaller last batch; also the last epoch's loss and accuracy."""
+    """The same training in float64, with a smaller last batch; also the last epoch's loss and accuracy."""
     start = {name: array.astype(np.float64) for name, array in weights().items()}
     new = {name: array.copy() for name, array in start.items()}
     momentum = {name: np.zeros_like(array) for name, array in new.items()}
     losses: list[float] = []
-    right = 0
+    correct = 0
     for epoch in range(job.work.settings.epochs):
-        losses, right = [], 0
+        losses, correct = [], 0
         for indices, mask in iter_batches(
             len(dataset),
             BATCH,
@@ -67,12 +67,12 @@ def reference(dataset: Dataset, job: Job[Train]) -> tuple[dict[str, npt.NDArray[
             logits = x @ new["head.weight"] + new["head.bias"]
             probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
             losses.extend(-np.log(probabilities[np.arange(len(y)), y]))
-            right += int((logits.argmax(1) == y).sum())
+            correct += int((logits.argmax(1) == y).sum())
             errors = (probabilities - np.eye(CLASSES)[y]) / len(y)
             for name, gradient in (("head.weight", x.T @ errors), ("head.bias", errors.sum(0))):
                 momentum[name] = MOMENTUM * momentum[name] + gradient
                 new[name] = new[name] - job.work.settings.learning_rate * momentum[name]
-    return {name: new[name] - start[name] for name in new}, float(np.mean(losses)), right / len(dataset)
+    return {name: new[name] - start[name] for name in new}, float(np.mean(losses)), correct / len(dataset)
 
 
 @pytest.mark.parametrize("count", [BATCH * 3, BATCH * 3 + 1, BATCH * 4 - 1, 1])
@@ -129,7 +129,7 @@ def test_another_round_client_or_seed_gives_another_order(
 
 @pytest.mark.parametrize("shape", [SHAPE, (1, *SHAPE), (FEATURES,)])
 def test_samples_are_fed_in_the_programs_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """An array (samples, time, features) is read as images of one channel, and what is one long vector as that."""
+    """An array (samples, time, features) is read as images of one channel, and vectors as vectors."""
     dataset, changes = samples(BATCH + 3), []
     job = write_job(tmp_path, dataset, settings=SETTINGS)
     for inputs in (dataset.inputs, dataset.inputs.reshape(-1, *shape)):
@@ -158,14 +158,16 @@ def test_growth_beyond_the_limit_stops_training(tmp_path: Path) -> None:
 
 def test_a_manifest_alone_makes_nobody_allocate(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)
-    made = program()
+    original = program()
     shape = (2**40, 2**20)
 
-    def swollen(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
+    def enlarge(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
         return tuple(replace(value, shape=shape) if value.role == "optimiser_state" else value for value in values)
 
-    manifest = replace(made.manifest, inputs=swollen(made.manifest.inputs), outputs=swollen(made.manifest.outputs))
-    job.program_path.write_bytes(encode_program(replace(made, manifest=manifest)))
+    manifest = replace(
+        original.manifest, inputs=enlarge(original.manifest.inputs), outputs=enlarge(original.manifest.outputs)
+    )
+    job.program_path.write_bytes(encode_program(replace(original, manifest=manifest)))
     with pytest.raises(MemoryLimitError) as caught:
         OnnxTrainer().train(job, never)
     assert caught.value.needed_bytes > 2**60
@@ -285,13 +287,13 @@ def test_a_program_of_another_toolchain_names_both_versions(
     tmp_path: Path, change: dict[str, object], text: str
 ) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
-    made = program()
-    model = onnx.load_from_string(bytes(made.body))
+    original = program()
+    model = onnx.load_from_string(bytes(original.body))
     model.ir_version = change.get("ir_version", model.ir_version)
     model.opset_import[0].version = change.get("opset", 20)
     model.graph.node[0].op_type = change.get("operator", model.graph.node[0].op_type)
     versions = {"torch": "8.8", "onnx": "9.9"}
-    changed = Program(manifest=replace(made.manifest, versions=versions), body=model.SerializeToString())
+    changed = Program(manifest=replace(original.manifest, versions=versions), body=model.SerializeToString())
     job.program_path.write_bytes(encode_program(changed))
     with pytest.raises(LoadError, match=text) as caught:
         OnnxTrainer().train(job, never)
@@ -301,14 +303,16 @@ def test_a_program_of_another_toolchain_names_both_versions(
 
 def test_a_program_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
-    made = program()
+    original = program()
 
-    def wider(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
+    def widen(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
         shape = (FEATURES + 1, CLASSES)
         return tuple(replace(value, shape=shape) if value.tensor == "head.weight" else value for value in values)
 
-    manifest = replace(made.manifest, inputs=wider(made.manifest.inputs), outputs=wider(made.manifest.outputs))
-    job.program_path.write_bytes(encode_program(replace(made, manifest=manifest)))
+    manifest = replace(
+        original.manifest, inputs=widen(original.manifest.inputs), outputs=widen(original.manifest.outputs)
+    )
+    job.program_path.write_bytes(encode_program(replace(original, manifest=manifest)))
     with pytest.raises(LoadError, match=r"inputs are not those of its manifest, first .*weight"):
         OnnxTrainer().train(job, never)
 
@@ -316,13 +320,13 @@ def test_a_program_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path)
 @pytest.mark.slow
 def test_a_damaged_program_is_an_error_or_still_trains(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
-    made = program()
+    original = program()
     generator = np.random.default_rng(0)
     refused = 0
     for _ in range(60):
-        body = bytearray(made.body)
+        body = bytearray(original.body)
         body[generator.integers(len(body))] ^= int(generator.integers(1, 256))
-        job.program_path.write_bytes(encode_program(replace(made, body=bytes(body))))
+        job.program_path.write_bytes(encode_program(replace(original, body=bytes(body))))
         try:
             OnnxTrainer().train(job, never)
         except TrainingError:
@@ -337,28 +341,28 @@ def test_a_session_runs_on_the_threads_that_the_job_names(tmp_path: Path, thread
     trainer.describe(job.data)
     before = len(list(Path("/proc/self/task").iterdir()))
     trainer.train(replace(job, threads=threads), never)
-    # The session is kept with its pool; the thread that asks is one of them.
+    # The session is kept with its pool, which includes the calling thread.
     assert len(list(Path("/proc/self/task").iterdir())) - before == threads - 1
 
 
 def test_what_a_step_was_fed_is_gone_before_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches at once would be memory that no plan counts."""
-    fed_before: list[weakref.ref[Any]] = []
+    """No plan counts the memory of two batches at once."""
+    last_inputs: list[weakref.ref[Any]] = []
     alive: list[int] = []
     step, split = ProgramSession.step, split_batch
 
-    def watched(
-        session: ProgramSession, path: ProgramPath, fed: Mapping[str, Any], **settings: Any
+    def watch_step(
+        session: ProgramSession, path: ProgramPath, inputs: Mapping[str, Any], **settings: Any
     ) -> Mapping[str, Any]:
-        fed_before[:] = [weakref.ref(array) for array in fed.values()]
-        return step(session, path, fed, **settings)
+        last_inputs[:] = [weakref.ref(array) for array in inputs.values()]
+        return step(session, path, inputs, **settings)
 
-    def counted(*arguments: Any) -> Any:
-        alive.append(sum(array() is not None for array in fed_before))
+    def count_alive(*arguments: Any) -> Any:
+        alive.append(sum(array() is not None for array in last_inputs))
         return split(*arguments)
 
-    monkeypatch.setattr(ProgramSession, "step", watched)
-    monkeypatch.setattr(feeding, "split_batch", counted)
+    monkeypatch.setattr(ProgramSession, "step", watch_step)
+    monkeypatch.setattr(feeding, "split_batch", count_alive)
     OnnxTrainer().train(write_job(tmp_path, samples(BATCH * 3), settings=SETTINGS), never)
     assert len(alive) == 3 * SETTINGS.epochs
     assert not any(alive)

@@ -1,4 +1,4 @@
-"""Candidates scored by the programs that train: every runtime against PyTorch on the same batches."""
+"""Candidates scored by training programs: every runtime compared with PyTorch on the same batches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +31,12 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 SETTINGS = TrainingSettings(
     batch_size=16, micro_batch_size=6, learning_rate=0.5, optimiser=OptimiserSettings(momentum=0.0), seed=1
 )
-"""Of some seeds a layer's sum is mostly one weight, whose gradient is nearly the same in both: its rounding shows."""
+"""With some seeds, one weight dominates a layer's sum and has nearly equal gradients, so that rounding shows."""
 
 
 SCORED = {**CONFIGS, "batch norm": replace(CONFIGS["resnet"], norm="batch")}
 WHOLE = replace(SETTINGS, micro_batch_size=SETTINGS.batch_size, seed=10)
-"""Of another seed, for the same reason."""
+"""Another seed, for the same reason."""
 
 
 def score_job(
@@ -77,7 +77,7 @@ def score_job(
 
 
 def score_in_pytorch(job: Job[Score], family: str, batch_size: int = SETTINGS.batch_size) -> float:
-    """On the same first batches of the client's epoch 0 in round 0."""
+    """Score the same first batches of the client's epoch 0 in round 0."""
     network = network_of(SCORED[family])
     dataset = part_of_digits()
     order = iter_batches(
@@ -99,7 +99,7 @@ def test_a_score_is_that_of_pytorch_and_nothing_is_trained(tmp_path: Path, runti
     before = job.weights_path.read_bytes()
     score = trainer.score(job, never)
     assert score == pytest.approx(score_in_pytorch(job, family), rel=1e-4)
-    assert trainer.score(job, never) == score, "the kept session begins anew"
+    assert trainer.score(job, never) == score, "a reused session starts again"
     assert job.weights_path.read_bytes() == before
     more = replace(job, work=replace(job.work, batches=3))
     assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, family), rel=1e-4)
@@ -110,7 +110,7 @@ def test_batch_norm_is_scored_by_the_statistics_of_each_batch(tmp_path: Path, ru
     trainer = trainer_of(runtime, tmp_path)
     job = score_job(tmp_path, trainer.target, "batch norm", settings=WHOLE)
     before = job.weights_path.read_bytes()
-    for batches in (2, 3, 2):  # none of them sees what another left
+    for batches in (2, 3, 2):  # no score depends on an earlier one
         more = replace(job, work=replace(job.work, batches=batches))
         assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, "batch norm"), rel=1e-4)
     assert job.weights_path.read_bytes() == before

@@ -54,7 +54,7 @@ def with_input(name: str, shape: tuple[int, ...], dtype: str = "F32") -> Program
 
 
 @pytest.mark.parametrize(
-    "spoiled",
+    "invalid",
     [
         replace(manifest(), purpose="infer"),
         replace(manifest(), batch_size=BATCH + 1),
@@ -68,6 +68,6 @@ def with_input(name: str, shape: tuple[int, ...], dtype: str = "F32") -> Program
         with_input("bias_momentum", (CLASSES,), "F64"),
     ],
 )
-def test_a_program_that_cannot_be_stepped_is_refused(spoiled: ProgramManifest) -> None:
+def test_a_program_that_cannot_be_stepped_is_refused(invalid: ProgramManifest) -> None:
     with pytest.raises(ProtocolError):
-        read_step_layout(spoiled)
+        read_step_layout(invalid)

@@ -1,4 +1,4 @@
-"""Nothing leaks: a thousand rounds in one process, of one program and of two in turn."""
+"""No memory leaks in a thousand rounds of one process, with one program or two alternating ones."""
 
 import json
 import os
@@ -12,9 +12,9 @@ import pytest
 pytestmark = pytest.mark.slow
 
 LARGEST_GROWTH_BYTES_PER_ROUND = 1024
-"""Below one page: a round that forgot to free its smallest buffer, session or file would grow by more."""
+"""Less than a page: a leaked buffer, session or file would grow the process by more."""
 
-# A process of its own: in one that has run other tests, giving free memory back takes most of the time.
+# In a separate process: after other tests, releasing free memory would take most of the time.
 ROUNDS = """
 import gc, json, sys
 from dataclasses import replace
@@ -47,12 +47,12 @@ print(json.dumps(sizes))
 )
 def test_rounds_do_not_grow_the_process(tmp_path: Path, rounds: int, *, alternate: bool) -> None:
     arguments = [sys.executable, "-c", ROUNDS, str(tmp_path), str(rounds), str(alternate)]
-    # One heap for all threads: on a busy machine they would get further ones now and then, which is no leak.
+    # One heap for all threads: on a busy machine they would sometimes get more heaps, which is not a leak.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    sizes = json.loads(done.stdout)
+    process = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert process.returncode == 0, process.stderr
+    sizes = json.loads(process.stdout)
     assert len(sizes) == (rounds - rounds // 5) // 10
     growths = np.sort(np.diff(sizes))
-    # Once the heap grows by a piece that serves many rounds, so the largest growth is left out. A leak goes on.
+    # The heap may grow once by a block for many rounds, so the largest growth is left out. A leak continues.
     assert growths[:-1].sum() / (10 * (len(growths) - 1)) < LARGEST_GROWTH_BYTES_PER_ROUND

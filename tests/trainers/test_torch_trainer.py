@@ -128,17 +128,17 @@ def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
     write_npz(tmp_path / "data.npz", Dataset(inputs=inputs, labels=np.arange(10) % 3))
     planned_bytes, measured_bytes = program.manifest.planned_peak_bytes, 0
     for _ in range(4):  # on a busy machine the kernel's high-water mark misses short peaks; it never invents one
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
         )
-        measured_bytes = max(measured_bytes, int(done.stdout.splitlines()[-1]))
+        measured_bytes = max(measured_bytes, int(process.stdout.splitlines()[-1]))
         assert measured_bytes <= planned_bytes
         if planned_bytes < 1.5 * measured_bytes:
             return
     raise AssertionError(f"planned are {planned_bytes} bytes, but at most {measured_bytes} were taken")
 
 
-def spoiled(program: Program, **changes: object) -> Program:
+def change_body(program: Program, **changes: object) -> Program:
     plain = parse_json(program.body, max_bytes=2**20)
     for name, value in changes.items():
         part = plain if name in plain else plain["model"]
@@ -164,7 +164,7 @@ def spoiled(program: Program, **changes: object) -> Program:
 def test_a_body_that_is_not_what_its_manifest_says_is_refused(
     job: Job[Train], program: Program, changes: dict[str, object], text: str
 ) -> None:
-    job.program_path.write_bytes(encode_program(spoiled(program, **changes)))
+    job.program_path.write_bytes(encode_program(change_body(program, **changes)))
     with pytest.raises(LoadError, match=text):
         TorchTrainer().train(job, never)
 

@@ -1,4 +1,4 @@
-"""Every runtime against an ordinary PyTorch training loop, on the real families and real data: one contract for all."""
+"""Every runtime compared with an ordinary PyTorch training loop, on real families and real data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,7 +65,7 @@ RICH = TrainingSettings(
     proximal_mu=0.3,
     seed=2,
 )
-"""What a step can be asked for at once: gradients summed, clipped and pulled back, logits of absent classes masked."""
+"""Many terms at once: gradients summed and clipped, a proximal term, and logits of absent classes masked."""
 Changes = dict[str, npt.NDArray[np.float32]]
 
 
@@ -126,7 +126,7 @@ def write_real_job(
 
 
 def train_eagerly(config: Family, job: Job[Train]) -> tuple[Changes, float, float]:
-    """An epoch of PyTorch on the true smaller last batch: changes, mean loss, and mean of the squares of the losses."""
+    """An epoch of PyTorch with a smaller last batch: changes, mean loss, and the mean of the squared losses."""
     network = network_of(config)
     architecture = smallest(network)
     start = extract(network, architecture, init_state(network, 0))
@@ -146,10 +146,12 @@ def train_eagerly(config: Family, job: Job[Train]) -> tuple[Changes, float, floa
         real = indices[mask == 1]
         optimiser.zero_grad()
         logits = module(torch.from_numpy(dataset.inputs[real]))
-        each = torch.nn.functional.cross_entropy(logits, torch.from_numpy(dataset.labels[real]), reduction="none")
-        each.mean().backward()
+        sample_losses = torch.nn.functional.cross_entropy(
+            logits, torch.from_numpy(dataset.labels[real]), reduction="none"
+        )
+        sample_losses.mean().backward()
         optimiser.step()
-        losses += each.tolist()
+        losses += sample_losses.tolist()
     trained = module.state_dict()
     changes = {name: (trained[name] - start[name]).numpy() for name in start}
     return changes, float(np.mean(losses)), float(np.mean(np.square(losses)))
@@ -189,7 +191,7 @@ def test_squares_of_losses_are_told_and_tensors_left_out_where_a_task_asks_for_i
     assert_close(job, {name: expected[name] for name in job.work.sends})
     assert result.loss == pytest.approx(loss, abs=1e-5)
     assert result.square_loss == pytest.approx(square_loss, rel=1e-5)
-    assert square_loss > 1.01 * loss**2  # no mean squared
+    assert square_loss > 1.01 * loss**2  # not the squared mean
 
     lacking = replace(job, work=replace(job.work, sends=("head.bias", "tail.bias")), output_path=tmp_path / "lacking")
     with pytest.raises(ProtocolError, match=r"asks for the change of 'tail\.bias', but its program has no such tensor"):
@@ -227,14 +229,14 @@ def assert_close(job: Job[Train], expected: Changes) -> None:
 
 
 def train_richly(job: Job[Train], dataset: Dataset) -> tuple[Changes, float]:
-    """Epochs of PyTorch's own parts on whole batches: what `RICH` asks for."""
+    """Epochs of PyTorch on whole batches, with the settings `RICH`."""
     settings = job.work.settings
     network = network_of(CONFIGS["mlp"])
     start = extract(network, smallest(network), init_state(network, 0))
     module = build_module(network, smallest(network))
     module.load_state_dict(start)
     optimiser = torch.optim.AdamW(module.parameters(), settings.learning_rate, weight_decay=0.01)
-    held = torch.isin(torch.arange(10), torch.from_numpy(dataset.labels)).to(torch.float32)
+    class_mask = torch.isin(torch.arange(10), torch.from_numpy(dataset.labels)).to(torch.float32)
     losses: list[float] = []
     for epoch in range(settings.epochs):
         losses = []
@@ -243,7 +245,7 @@ def train_richly(job: Job[Train], dataset: Dataset) -> tuple[Changes, float]:
         ):
             real = indices[mask == 1]
             optimiser.zero_grad()
-            logits = module(torch.from_numpy(dataset.inputs[real])) * held
+            logits = module(torch.from_numpy(dataset.inputs[real])) * class_mask
             labels = torch.from_numpy(dataset.labels[real])
             loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
             pull = sum(((tensor - start[name]) ** 2).sum() for name, tensor in module.named_parameters())
@@ -258,8 +260,8 @@ def train_richly(job: Job[Train], dataset: Dataset) -> tuple[Changes, float]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_parts_of_batches_and_every_term_equal_pytorch(tmp_path: Path, runtime: str) -> None:
     whole = load_digits()
-    some = np.flatnonzero(whole.classes() < 7)[:SAMPLES]
-    dataset = Dataset(inputs=whole.inputs[some], labels=whole.labels[some])
+    selected = np.flatnonzero(whole.classes() < 7)[:SAMPLES]
+    dataset = Dataset(inputs=whole.inputs[selected], labels=whole.labels[selected])
     trainer = trainer_of(runtime, tmp_path)
     job = write_real_job(tmp_path, CONFIGS["mlp"], trainer.target, RICH, dataset)
     result = trainer.train(job, never)

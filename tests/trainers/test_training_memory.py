@@ -81,5 +81,5 @@ def test_pages_of_libraries_grow_the_process_and_are_not_held(tmp_path: Path) ->
     status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\nRssAnon:\t  230 kB\n")
     assert watch.growth_bytes() == 500 * 1024
     assert watch.measure_held_bytes() == 130 * 1024
-    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")  # a kernel that does not tell them apart
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")  # a kernel that does not list them separately
     assert MemoryWatch(2**20, tmp_path, held_bytes=0).measure_held_bytes() == 0

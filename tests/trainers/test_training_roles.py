@@ -1,4 +1,4 @@
-"""What a program is fed and what is made of what it gives, role by role, with a program that remembers everything."""
+"""The inputs of a program and the use of its outputs, by role, with a program that records everything."""
 
 import math
 from collections.abc import Callable
@@ -52,19 +52,19 @@ def test_every_step_is_fed_what_its_roles_mean(tmp_path: Path) -> None:
         )
     ]
     assert len(recorder.runs) == len(expected) == 6
-    held = np.isin(np.arange(CLASSES), dataset.labels).astype(np.float32)
-    assert held.tolist() == [1, 1, 1, 1, 0]
-    for fed, (epoch, step, indices, mask) in zip(recorder.runs, expected, strict=True):
+    present_classes = np.isin(np.arange(CLASSES), dataset.labels).astype(np.float32)
+    assert present_classes.tolist() == [1, 1, 1, 1, 0]
+    for inputs, (epoch, step, indices, mask) in zip(recorder.runs, expected, strict=True):
         origin = StepOrigin(seed=5, round_number=3, client_id="device-1", epoch=epoch, step=step)
-        assert fed["tokens"].dtype == fed["labels"].dtype == np.int64
-        assert fed["tokens"].tolist() == dataset.inputs[indices].tolist()
-        assert fed["labels"].tolist() == dataset.labels[indices].tolist()
-        assert fed["mask"].tolist() == mask.tolist()
-        assert fed["random.0"].tolist() == step_random((4, 4), origin).tolist()
-        assert fed["random.1"].tolist() == step_random((2,), origin, index=1).tolist()
-        assert fed["classes"].tolist() == held.tolist()
-        assert (fed["rate"], fed["proximal_mu"], fed["distillation_weight"]) == (np.float32(0.05), 0.25, 0.5)
-        assert fed["first"].tolist() == np.asarray(WEIGHTS["w"]).tolist()
+        assert inputs["tokens"].dtype == inputs["labels"].dtype == np.int64
+        assert inputs["tokens"].tolist() == dataset.inputs[indices].tolist()
+        assert inputs["labels"].tolist() == dataset.labels[indices].tolist()
+        assert inputs["mask"].tolist() == mask.tolist()
+        assert inputs["random.0"].tolist() == step_random((4, 4), origin).tolist()
+        assert inputs["random.1"].tolist() == step_random((2,), origin, index=1).tolist()
+        assert inputs["classes"].tolist() == present_classes.tolist()
+        assert (inputs["rate"], inputs["proximal_mu"], inputs["distillation_weight"]) == (np.float32(0.05), 0.25, 0.5)
+        assert inputs["first"].tolist() == np.asarray(WEIGHTS["w"]).tolist()
 
 
 def test_weights_buffers_and_states_are_carried_and_the_first_two_are_sent(tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ def test_weights_buffers_and_states_are_carried_and_the_first_two_are_sent(tmp_p
     assert (second["steps"], recorder.runs[-1]["steps"]) == (1, 5)
     assert second["velocity"].any()
     assert second["w"].tolist() != first["w"].tolist()
-    again = Recorder()
-    # The last step's values, seen by one more step.
-    train(replace(job, work=replace(job.work, settings=replace(SETTINGS, epochs=3))), again)
-    sent = decode_arrays(job.output_path.read_bytes())
+    longer = Recorder()
+    # One more step sees the values of the last step.
+    train(replace(job, work=replace(job.work, settings=replace(SETTINGS, epochs=3))), longer)
+    update = decode_arrays(job.output_path.read_bytes())
     train(job, recorder)
-    sent = decode_arrays(job.output_path.read_bytes())
-    assert set(sent) == {"w", "mean"}
+    update = decode_arrays(job.output_path.read_bytes())
+    assert set(update) == {"w", "mean"}
     for name, start in WEIGHTS.items():
-        expected = np.asarray(again.runs[6][name], np.float32) - np.asarray(start, np.float32)
-        assert sent[name].tolist() == expected.tolist()
-        assert sent[name].any()
+        expected = np.asarray(longer.runs[6][name], np.float32) - np.asarray(start, np.float32)
+        assert update[name].tolist() == expected.tolist()
+        assert update[name].any()
 
 
 def test_loss_and_accuracy_are_over_the_labels_that_count_in_the_last_epoch(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_loss_and_accuracy_are_over_the_labels_that_count_in_the_last_epoch(tmp_
     counted = dataset.labels >= 0
     assert 10 < counted.sum() < counted.size
     assert result.loss == pytest.approx(np.mean(dataset.inputs[counted]), rel=1e-6)
-    correct = sum(int((fed["labels"][fed["mask"] > 0] == 1).sum()) for fed in recorder.runs[3:])
+    correct = sum(int((inputs["labels"][inputs["mask"] > 0] == 1).sum()) for inputs in recorder.runs[3:])
     assert result.accuracy == pytest.approx(correct / counted.sum())
     assert (result.sample_count, result.step_count) == (10, 6)
 
@@ -115,17 +115,17 @@ def test_parts_of_batches_train_as_whole_ones(tmp_path: Path, count: int, part: 
     second = write_recording_job(folders[1], dataset, settings, batch_size=part, accumulate=True)
     results = [train(first, whole), train(second, parts)]
     assert len(parts.runs) == 2 * sum(-(-size // part) for size in [4] * (count // 4) + [count % 4] * (count % 4 > 0))
-    assert all(fed["mask"].any() for fed in parts.runs)
-    assert results[0].step_count == results[1].step_count == sum(fed["apply"] == 1 for fed in parts.runs)
+    assert all(inputs["mask"].any() for inputs in parts.runs)
+    assert results[0].step_count == results[1].step_count == sum(inputs["apply"] == 1 for inputs in parts.runs)
     assert results[1].loss == pytest.approx(results[0].loss, rel=1e-5)
     assert results[1].accuracy == pytest.approx(results[0].accuracy)
     change, other = (decode_arrays((folder / "update").read_bytes())["w"] for folder in folders)
     assert np.asarray(other, np.float64) == pytest.approx(np.asarray(change, np.float64), rel=1e-4)
-    weights = [fed["weight"] for fed in parts.runs if fed["apply"] == 1]
-    assert weights == [(fed["labels"][fed["mask"] > 0] >= 0).sum() for fed in whole.runs]
+    weights = [inputs["weight"] for inputs in parts.runs if inputs["apply"] == 1]
+    assert weights == [(inputs["labels"][inputs["mask"] > 0] >= 0).sum() for inputs in whole.runs]
     if 4 % part == 0 and count % 4 == 0:
-        drawn = np.concatenate([fed["random.0"] for fed in parts.runs])
-        assert drawn.tolist() == np.concatenate([fed["random.0"] for fed in whole.runs]).tolist()
+        random_numbers = np.concatenate([inputs["random.0"] for inputs in parts.runs])
+        assert random_numbers.tolist() == np.concatenate([inputs["random.0"] for inputs in whole.runs]).tolist()
 
 
 @pytest.mark.parametrize("part", [0, 2])
@@ -146,9 +146,9 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(tmp_path: Path, part: i
 def test_a_learning_rate_of_0_still_moves_running_statistics(tmp_path: Path) -> None:
     job = write_recording_job(tmp_path, texts(5), replace(SETTINGS, learning_rate=0.0))
     train(job, Recorder())
-    sent = decode_arrays(job.output_path.read_bytes())
-    assert not sent["w"].any()
-    assert sent["mean"].any()
+    update = decode_arrays(job.output_path.read_bytes())
+    assert not update["w"].any()
+    assert update["mean"].any()
 
 
 def _data(inputs: object, labels: object) -> Callable[[Job[Train]], Job[Train]]:
@@ -168,7 +168,7 @@ def _weights(**weights: object) -> Callable[[Job[Train]], Job[Train]]:
 
 
 def _settings(**changes: object) -> Callable[[Job[Train]], Job[Train]]:
-    return lambda job: replace(job, work=replace(job.work, settings=replace(job.work.settings, **changes)))  # type: ignore[arg-type] # of each its own
+    return lambda job: replace(job, work=replace(job.work, settings=replace(job.work.settings, **changes)))  # type: ignore[arg-type] # fields of TrainingSettings
 
 
 @pytest.mark.parametrize(

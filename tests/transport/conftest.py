@@ -31,10 +31,10 @@ def mosquitto_url() -> Iterator[str]:
     ]
 )
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """Every transport, and the memory one with faults."""
+    """Each transport, and the memory transport also with faults."""
     if request.param in ("embedded", "mosquitto"):
-        made = mqtt_rig(request.getfixturevalue(f"{request.param}_url"))
+        opened_rig = mqtt_rig(request.getfixturevalue(f"{request.param}_url"))
     else:
-        made = {"memory": memory_rig, "faulty": lambda: memory_rig(FAULTS), "paced": paced_rig}[request.param]()
-    yield made
-    made.close()
+        opened_rig = {"memory": memory_rig, "faulty": lambda: memory_rig(FAULTS), "paced": paced_rig}[request.param]()
+    yield opened_rig
+    opened_rig.close()

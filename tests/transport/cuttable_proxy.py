@@ -1,4 +1,4 @@
-"""A TCP relay whose connections a test can reset: what a broken radio link looks like to both ends."""
+"""A TCP relay with connections that tests can reset, which looks like a broken radio link to both ends."""
 
 import contextlib
 import socket
@@ -31,7 +31,7 @@ class CuttableProxy:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`; a mere close would not
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`, unlike `close`
         self._listener.close()
         self.cut()
 

@@ -1,4 +1,4 @@
-"""The installed Mosquitto: open to anybody on loopback, or as the operator of a real fleet sets it up."""
+"""The installed Mosquitto: for anonymous clients on loopback, or with the settings of a real fleet."""
 
 import base64
 import contextlib
@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-"""Path of the installed program; None where there is none. Debian puts it where only root's PATH looks."""
+"""Path of the installed program, or None. On Debian it is in a folder that only root has in PATH."""
 _START_S = 20.0
 _LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Papers:
-    """Files of an authority, and what it and a stranger have signed."""
+class Certificates:
+    """Files of an authority, and certificates that it or an unknown authority has signed."""
 
     ca: Path
     broker: tuple[Path, Path]
@@ -35,9 +35,9 @@ class Papers:
     stranger: tuple[Path, Path]
 
 
-def make_papers(folder: Path) -> Papers:
+def make_certificates(folder: Path) -> Certificates:
     trustme = pytest.importorskip("trustme", reason="trustme is not installed; run: pip install 'subfleet[dev]'")
-    authority, strange = trustme.CA(), trustme.CA()
+    authority, unknown = trustme.CA(), trustme.CA()
     ca = folder / "ca.pem"
     authority.cert_pem.write_to_path(ca)
 
@@ -48,13 +48,13 @@ def make_papers(folder: Path) -> Papers:
         issued.private_key_pem.write_to_path(key)
         return certificate, key
 
-    return Papers(
+    return Certificates(
         ca=ca,
         broker=issue("broker", "localhost", "127.0.0.1"),
         expired=issue("expired", "localhost", not_before=_LONG_AGO, not_after=_LONG_AGO + datetime.timedelta(days=1)),
         elsewhere=issue("elsewhere", "broker.example"),
         device=issue("device", "cam"),
-        stranger=issue("stranger", "cam", by=strange),
+        stranger=issue("stranger", "cam", by=unknown),
     )
 
 
@@ -65,12 +65,12 @@ def free_port() -> int:
         return port
 
 
-def tls_listener(port: int, certificate: tuple[Path, Path], *more: str) -> tuple[str, ...]:
-    return (f"listener {port} 127.0.0.1", f"certfile {certificate[0]}", f"keyfile {certificate[1]}", *more)
+def tls_listener(port: int, certificate: tuple[Path, Path], *options: str) -> tuple[str, ...]:
+    return (f"listener {port} 127.0.0.1", f"certfile {certificate[0]}", f"keyfile {certificate[1]}", *options)
 
 
 def password_line(user: str, password: str) -> str:
-    """As mosquitto_passwd writes it."""
+    """A line of a password file, as mosquitto_passwd writes it."""
     salt, rounds = os.urandom(12), 101
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
     return f"{user}:$7${rounds}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
@@ -78,14 +78,14 @@ def password_line(user: str, password: str) -> str:
 
 @contextmanager
 def mosquitto(folder: Path, settings: Sequence[str], port: int) -> Iterator[None]:
-    """Run Mosquitto while the context lasts; `port` is one that it is to listen on."""
+    """Run Mosquitto while the context lasts; `port` is one of the ports in the settings."""
     if MOSQUITTO is None:
         pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
-    described = folder / "mosquitto.conf"
-    # It would give up root, and then may not read the test's files.
-    described.write_text("\n".join(["user root", "per_listener_settings true", *settings, ""]), encoding="utf-8")
-    # It ends with this process, however that ends: it keeps the signal, as it does not change its user.
-    command = ["setpriv", "--pdeathsig", "TERM", MOSQUITTO, "-c", str(described)]
+    configuration = folder / "mosquitto.conf"
+    # As another user, it might not be able to read the files of the test.
+    configuration.write_text("\n".join(["user root", "per_listener_settings true", *settings, ""]), encoding="utf-8")
+    # The signal ends it with this process; it stays in effect as Mosquitto does not change its user.
+    command = ["setpriv", "--pdeathsig", "TERM", MOSQUITTO, "-c", str(configuration)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline_s = time.monotonic() + _START_S

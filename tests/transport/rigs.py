@@ -1,4 +1,4 @@
-"""The transports that keep the same contract, each behind the few things that a test does to it."""
+"""The transports with the same contract, each with a small interface for tests."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class Rig:
-    """Makes clients and breaks their links. `lossless`: what is sent over a link that holds arrives."""
+    """Makes clients and breaks their links. `lossless`: all messages on an unbroken link arrive."""
 
     lossless: bool
     make: Callable[[str], Transport]
@@ -42,7 +42,7 @@ class Rig:
         self.opened.append(transport)
         return transport
 
-    def connected(self, name: str, *subscriptions: str) -> Transport:
+    def connect(self, name: str, *subscriptions: str) -> Transport:
         transport = self.client(name)
         transport.open(tuple(self.topic(subscription) for subscription in subscriptions))
         await_event(transport, Connected)
@@ -54,7 +54,7 @@ class Rig:
 
 
 def await_event(transport: Transport, kind: type[Event]) -> Event:
-    """The next event of a kind; everything before it is dropped."""
+    """The next event of a kind; earlier events are dropped."""
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         event = transport.poll(0.1)
@@ -64,7 +64,7 @@ def await_event(transport: Transport, kind: type[Event]) -> Event:
 
 
 def deliver(sender: Transport, receiver: Transport, topic: str, payload: bytes, *, retain: bool = False) -> Delivery:
-    """Send again and again, as every sender of ours does, until it has arrived."""
+    """Send a message repeatedly, as all our senders do, until it arrives."""
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         sender.publish(topic, payload, retain=retain)
@@ -78,7 +78,7 @@ def deliver(sender: Transport, receiver: Transport, topic: str, payload: bytes, 
 
 
 def drain(transport: Transport, quiet_s: float = 0.2) -> list[Event]:
-    """Every event until nothing comes for a while."""
+    """All events until none arrives for a while."""
     events = []
     while (event := transport.poll(quiet_s)) is not None:
         events.append(event)
@@ -102,7 +102,7 @@ def paced_rig() -> Rig:
 
 
 def mqtt_rig(url: str) -> Rig:
-    """Every client through a proxy of its own, so that links can be cut one by one."""
+    """Each client has its own proxy, so that links can be cut separately."""
     proxies: dict[str, CuttableProxy] = {}
 
     def make(client_id: str) -> Transport:

@@ -1,4 +1,4 @@
-"""One side of a conversation about blobs: an exchange over a transport, stepped by the test."""
+"""One side of a transfer of blobs: an exchange over a transport, which the test steps."""
 
 import time
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 
 DEADLINE_S = 60.0  # real time
-LONGEST_S = 5_000.0  # time of a hand-made clock
+LONGEST_S = 5_000.0  # time of a manual clock
 
 
 class HandClock:
-    """Time that passes when a test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -82,7 +82,7 @@ class Side:
             return
         request = decode(payload)
         assert isinstance(request, ChunkRequest)
-        offsets = [wanted.offset for wanted in request.ranges]
+        offsets = [byte_range.offset for byte_range in request.ranges]
         self.requested += offsets
         self.outstanding.update(offsets)
         self.most_outstanding = max(self.most_outstanding, len(self.outstanding))
@@ -113,7 +113,7 @@ def run_until(done: Callable[[], bool], *sides: Side, between: Callable[[], None
 
 
 def run_by_hand(done: Callable[[], bool], clock: HandClock, *sides: Side, longest_s: float = LONGEST_S) -> None:
-    """Step both sides with a hand-made clock; deterministic."""
+    """Step both sides with a manual clock; deterministic."""
     while not done():
         assert clock.now_s < longest_s, f"not done within {longest_s} s of the clock"
         for side in sides:

@@ -57,13 +57,13 @@ def test_an_absent_blob_is_said_to_be_absent(tmp_path: Path) -> None:
 def test_a_blob_above_the_limit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     store, large = BlobStore(tmp_path / "store", max_blob_bytes=4), tmp_path / "large"
     large.write_bytes(b"12345")
-    for refused in (
+    for write in (
         lambda: store.add(b"12345"),
         lambda: store.add_file(large),
         lambda: store.partial(BlobRef.of(b"12345")),
     ):
         with pytest.raises(TooLargeError, match="5 bytes, but may be 4"):
-            refused()
+            write()
     assert _files(tmp_path / "store") == set()
 
 
@@ -83,14 +83,14 @@ def test_chunks_in_any_order_and_over_any_number_of_crashes_make_the_blob(
     chunk_bytes = CHUNK_BYTES >> data.draw(st.sampled_from([0, 1, 4]))
     order = data.draw(st.permutations(range(0, size_bytes, chunk_bytes)))
     partial = BlobStore(folder).partial(ref)
-    here = set[int]()
+    received = set[int]()
     for offset in order:
         if data.draw(st.booleans()):
             partial = BlobStore(folder).partial(ref)
-        assert partial.received_offsets == here
+        assert partial.received_offsets == received
         chunk = content[offset : offset + chunk_bytes]
         partial.write(offset, chunk)
-        here.update(range(offset, offset + len(chunk), LEAST_CHUNK_BYTES))
+        received.update(range(offset, offset + len(chunk), LEAST_CHUNK_BYTES))
     assert partial.commit()
     assert BlobStore(folder).path(ref).read_bytes() == content
     assert _files(folder) == {ref.sha256}
@@ -115,10 +115,10 @@ def test_a_blob_with_a_hole_is_not_committed(tmp_path: Path) -> None:
     assert not partial.commit()
 
 
-@pytest.mark.parametrize("left", [b"", b"short", bytes(CHUNK_BYTES + 1), bytes(CHUNK_BYTES + 9)])
-def test_a_partial_file_of_another_length_is_started_anew(tmp_path: Path, left: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"short", bytes(CHUNK_BYTES + 1), bytes(CHUNK_BYTES + 9)])
+def test_a_partial_file_of_another_length_is_started_anew(tmp_path: Path, content: bytes) -> None:
     store, ref = BlobStore(tmp_path), BlobRef(sha256="0" * 64, size_bytes=CHUNK_BYTES + 1)
-    (tmp_path / "partial" / f"{ref.sha256}.part").write_bytes(left)
+    (tmp_path / "partial" / f"{ref.sha256}.part").write_bytes(content)
     assert store.partial(ref).received_offsets == frozenset()
 
 
@@ -148,7 +148,7 @@ def test_the_least_recently_used_blobs_go_first(tmp_path: Path) -> None:
     assert [store.has(ref) for ref in (first, second, third)] == [True, False, True]
     with pytest.raises(NoRoomError, match=r"20 bytes cannot be written .* may hold 10 bytes, and 0 of them are in use"):
         store.add(b"4" * 20)
-    assert [store.has(ref) for ref in (first, third)] == [True, True], "what cannot be stored makes nothing go"
+    assert [store.has(ref) for ref in (first, third)] == [True, True], "a blob that cannot be stored removes no other"
     fetched = BlobRef.of(b"5555")
     partial = store.partial(fetched)
     assert [store.has(ref) for ref in (first, third)] == [False, True]
@@ -167,9 +167,9 @@ def test_pinned_blobs_stay_and_what_does_not_fit_beside_them_is_refused(tmp_path
     assert [store.has(ref) for ref in (first, second, third)] == [True, False, True]
     source = tmp_path / "source"
     source.write_bytes(b"4" * 7)
-    for refused in (lambda: store.add_file(source), lambda: store.partial(BlobRef.of(b"5" * 7))):
+    for write in (lambda: store.add_file(source), lambda: store.partial(BlobRef.of(b"5" * 7))):
         with pytest.raises(NoRoomError, match="and 4 of them are in use"):
-            refused()
+            write()
     store.pin(set())
     store.add_file(source)
     assert not store.has(first)
@@ -178,8 +178,8 @@ def test_pinned_blobs_stay_and_what_does_not_fit_beside_them_is_refused(tmp_path
 Step = tuple[str, int, int]
 
 
-class _Limited:
-    """A store with a limit, and what a user of it was told."""
+class _LimitedStore:
+    """A store with a limit, and the references of its user."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.store = BlobStore(folder, limit_bytes=lambda: limit_bytes)
@@ -187,7 +187,7 @@ class _Limited:
         self.pinned: dict[str, BlobRef] = {}
         self.known: dict[int, BlobRef] = {}
 
-    def take(self, kind: str, name: int, size_bytes: int) -> None:
+    def apply(self, kind: str, name: int, size_bytes: int) -> None:
         content = bytes([name]) * size_bytes
         ref = BlobRef.of(content)
         if kind == "add":
@@ -204,8 +204,8 @@ class _Limited:
         elif kind == "use" and name in self.known and self.store.has(self.known[name]):
             self.store.path(self.known[name])
         elif kind == "pin":
-            held = [one for one in self.known.values() if self.store.has(one)]
-            self.pinned = {one.sha256: one for one in held[-2:]}
+            held = [ref for ref in self.known.values() if self.store.has(ref)]
+            self.pinned = {ref.sha256: ref for ref in held[-2:]}
             self.store.pin(self.pinned.keys())
         if kind in ("add", "file", "fetch"):
             self.known[name] = ref
@@ -228,16 +228,16 @@ def test_whatever_is_stored_the_limit_holds_and_nothing_pinned_goes(
     tmp_path_factory: pytest.TempPathFactory, limit_bytes: int, steps: list[Step]
 ) -> None:
     folder = tmp_path_factory.mktemp("limited") / "store"
-    limited = _Limited(folder, limit_bytes)
+    limited = _LimitedStore(folder, limit_bytes)
     for kind, name, size_bytes in steps:
         before = _files(folder)
         if kind == "again":
             limited.store = BlobStore(folder, limit_bytes=lambda: limit_bytes)
             limited.store.pin(limited.pinned.keys())
         try:
-            limited.take(kind, name, size_bytes)
+            limited.apply(kind, name, size_bytes)
         except NoRoomError:
-            assert _files(folder) == before, "what is refused costs nothing"
+            assert _files(folder) == before, "a refused blob changes nothing"
         assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= limit_bytes
         assert all(limited.store.has(ref) for ref in limited.pinned.values())
 

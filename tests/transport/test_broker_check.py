@@ -1,4 +1,4 @@
-"""What is found out of a broker before a run begins, against a Mosquitto with each limit."""
+"""The examination of a broker before a run, with a Mosquitto for each limit."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ TOPICS = Topics("main")
 @contextlib.contextmanager
 def _broker(folder: Path, *settings: str, anonymous: bool = True) -> Iterator[BrokerAddress]:
     port = free_port()
-    who = ("allow_anonymous true",) if anonymous else ()
-    with mosquitto(folder, (f"listener {port} 127.0.0.1", *who, *settings), port):
+    access = ("allow_anonymous true",) if anonymous else ()
+    with mosquitto(folder, (f"listener {port} 127.0.0.1", *access, *settings), port):
         yield parse_url(f"mqtt://127.0.0.1:{port}")
 
 
-def _examined(address: BrokerAddress) -> BrokerReport:
+def _examine(address: BrokerAddress) -> BrokerReport:
     return examine_broker(address, TOPICS, name="pi", client_id="main:doctor:pi", open_timeout_s=5.0)
 
 
@@ -55,7 +55,7 @@ def test_each_limit_is_one_finding(
     tmp_path: Path, setting: str, terms: BrokerTerms, chunk_bytes: int | None, short: dict[str, str]
 ) -> None:
     with _broker(tmp_path, setting) as address:
-        report = _examined(address)
+        report = _examine(address)
     assert (report.terms, report.chunk_bytes) == (terms, chunk_bytes)
     assert {finding.check for finding in report.shortcomings} == set(short)
     assert all(words in finding.text for finding in report.shortcomings for words in (short[finding.check],))
@@ -67,29 +67,29 @@ def test_each_limit_is_one_finding(
 def test_a_fleet_at_work_hears_nothing_of_it_and_nothing_stays(tmp_path: Path) -> None:
     with _broker(tmp_path) as address, contextlib.ExitStack() as stack:
         listeners = [MqttTransport(address, name) for name in ("server", "device", "everything")]
-        wanted = (TOPICS.up("+", "+"),), (TOPICS.all("+"), TOPICS.down("pi", "+")), ("#",)
-        for listener, topics in zip(listeners, wanted, strict=True):
+        subscriptions = (TOPICS.uplink("+", "+"),), (TOPICS.all("+"), TOPICS.downlink("pi", "+")), ("#",)
+        for listener, topics in zip(listeners, subscriptions, strict=True):
             listener.open(topics)
             stack.callback(listener.close)
-        _examined(address)
-        heard = [[event for event in drain(one) if isinstance(event, Delivery)] for one in listeners]
+        _examine(address)
+        deliveries = [[event for event in drain(listener) if isinstance(event, Delivery)] for listener in listeners]
         later = MqttTransport(address, "later")
         later.open(("#",))
         stack.callback(later.close)
-        kept = [event for event in drain(later) if isinstance(event, Delivery)]
-    assert heard[0] == heard[1] == kept == []
-    assert heard[2]
-    assert all(event.topic.startswith("subfleet/1/main/up/pi/check/") for event in heard[2])
+        retained = [event for event in drain(later) if isinstance(event, Delivery)]
+    assert deliveries[0] == deliveries[1] == retained == []
+    assert deliveries[2]
+    assert all(event.topic.startswith("subfleet/1/main/up/pi/check/") for event in deliveries[2])
 
 
-def _access(folder: Path, *rules: str) -> tuple[str, ...]:
+def _write_access_rules(folder: Path, *rules: str) -> tuple[str, ...]:
     (folder / "users").write_text(password_line("pi", "secret") + "\n", encoding="utf-8")
     (folder / "access").write_text("\n".join(("user pi", *rules, "")), encoding="utf-8")
     return (f"password_file {folder / 'users'}", f"acl_file {folder / 'access'}", "allow_anonymous false")
 
 
 @pytest.mark.parametrize(
-    ("rules", "tried"),
+    ("rules", "allowed"),
     [
         (("topic readwrite subfleet/1/main/up/pi/#",), True),
         (("topic readwrite subfleet/1/main/up/pi/+",), False),
@@ -98,22 +98,22 @@ def _access(folder: Path, *rules: str) -> tuple[str, ...]:
     ],
 )
 def test_a_broker_that_forbids_the_trial_is_said_to_and_used(
-    tmp_path: Path, rules: tuple[str, ...], tried: bool
+    tmp_path: Path, rules: tuple[str, ...], allowed: bool
 ) -> None:
-    with _broker(tmp_path, *_access(tmp_path, *rules), anonymous=False) as address:
+    with _broker(tmp_path, *_write_access_rules(tmp_path, *rules), anonymous=False) as address:
         known = BrokerAddress(host=address.host, port=address.port, username="pi", password="secret")  # noqa: S106
-        report = _examined(known)
+        report = _examine(known)
         with pytest.raises(TransportError, match="check the user name and password"):
-            _examined(address)
+            _examine(address)
     assert [finding.text for finding in report.shortcomings if "not allowed to try" in finding.text] == (
-        [] if tried else [report.shortcomings[0].text]
+        [] if allowed else [report.shortcomings[0].text]
     )
-    assert (report.chunk_bytes == CHUNK_BYTES) == tried
+    assert (report.chunk_bytes == CHUNK_BYTES) == allowed
     assert all(finding.serves for finding in report.findings)
 
 
 def test_a_broker_of_mqtt_3_only_is_tried_as_well(embedded_url: str) -> None:
-    report = _examined(parse_url(embedded_url))
+    report = _examine(parse_url(embedded_url))
     assert report.findings[0].text.startswith("reached, and it let us in; it speaks MQTT 3.1.1; a message takes")
     assert (report.shortcomings, report.chunk_bytes, report.terms) == ((), CHUNK_BYTES, BrokerTerms())
     assert query_terms(parse_url("mqtt://127.0.0.1:1"), "a") is None
@@ -126,12 +126,12 @@ def test_a_session_learns_what_a_broker_hangs_up_for(tmp_path: Path) -> None:
             device.open(("n", "gone"), Will(topic="gone", payload=b"gone"))
             server.open(("n",))
             assert deliver(device, server, "n", b"1", retain=True).payload == b"1"
-            # The server has no will, so it is let in, and cut off for what it retains, until it asks.
+            # The server has no will, so it can connect, and is disconnected for retained messages until it asks.
             assert deliver(server, device, "n", b"2", retain=True).payload == b"2"
             drain(server, 2.0)
             server.publish("n", b"3", retain=True)
             events = drain(server, 0.5)
-            assert not [event for event in events if isinstance(event, Disconnected)], "it is cut off no more"
+            assert not [event for event in events if isinstance(event, Disconnected)], "it is no longer disconnected"
             assert any(isinstance(event, Delivery) and event.payload == b"3" for event in events)
         finally:
             device.close()

@@ -1,4 +1,4 @@
-"""Chunks as large as a broker takes, whether it says so or is silent, on both sides and over restarts."""
+"""Chunks of the largest size that a broker accepts, declared or not, on both sides and after restarts."""
 
 import os
 from pathlib import Path
@@ -13,8 +13,8 @@ from subfleet.transport.exchange import Fetched
 from subfleet.transport.in_memory import MemoryBroker
 
 
-class Limited:
-    """A link over which a payload above a limit is lost, as in a broker that says nothing of it."""
+class LimitedTransport:
+    """A link that silently drops payloads above a limit, as some brokers do."""
 
     def __init__(self, inner: Transport, limit_bytes: int) -> None:
         self._inner = inner
@@ -37,7 +37,7 @@ class Limited:
 def _pair(folder: Path, limit_bytes: int, sizes: ChunkSizes) -> tuple[HandClock, Side, Side]:
     clock = HandClock()
     broker = MemoryBroker(clock=clock)
-    sender = Side(Limited(broker.client("a"), limit_bytes), folder / "a", "r", "a", clock)
+    sender = Side(LimitedTransport(broker.client("a"), limit_bytes), folder / "a", "r", "a", clock)
     return clock, sender, Side(broker.client("b"), folder / "b", "r", "b", clock, sizes=sizes)
 
 
@@ -60,7 +60,7 @@ def test_a_blob_comes_through_any_silent_limit_and_the_next_one_at_once(
     receiver.exchange.fetch("a", second)
     run_by_hand(lambda: len(receiver.results) == 2, clock, sender, receiver)
     assert receiver.results == [Fetched(peer="a", ref=first), Fetched(peer="a", ref=second)]
-    assert sorted(receiver.requested) == list(range(0, second.size_bytes, expected)), "nothing is found out twice"
+    assert sorted(receiver.requested) == list(range(0, second.size_bytes, expected)), "the size is determined once"
 
 
 def test_a_peer_that_is_silent_says_nothing_of_the_broker(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_sender_that_knows_the_limit_cuts_what_it_is_asked_for(tmp_path: Path)
     receiver.exchange.fetch("a", ref)
     run_by_hand(lambda: bool(receiver.results), clock, sender, receiver, longest_s=2.0)
     assert receiver.results == [Fetched(peer="a", ref=ref)]
-    assert len(receiver.requested) == 4, "no range was asked for twice"
+    assert len(receiver.requested) == 4, "no range was requested twice"
 
 
 def test_a_larger_chunk_that_was_only_late_is_believed() -> None:
@@ -113,16 +113,16 @@ def test_a_limit_that_the_broker_names_holds_whatever_comes() -> None:
 def test_what_is_known_of_a_broker_outlives_the_process_for_a_week(tmp_path: Path) -> None:
     now_s = 1e9
     path = tmp_path / "brokers.json"
-    one, other = (KnownBroker(path, where, lambda: now_s) for where in ("a:1883", "b:1883"))
-    assert one.chunk_bytes == CHUNK_BYTES
-    one.remember(15_360)
-    other.remember(7_680)
-    assert [known.chunk_bytes for known in (one, other)] == [15_360, 7_680]
-    assert ChunkSizes.from_broker(one).chunk_bytes == 15_360
+    first, second = (KnownBroker(path, where, lambda: now_s) for where in ("a:1883", "b:1883"))
+    assert first.chunk_bytes == CHUNK_BYTES
+    first.remember(15_360)
+    second.remember(7_680)
+    assert [known.chunk_bytes for known in (first, second)] == [15_360, 7_680]
+    assert ChunkSizes.from_broker(first).chunk_bytes == 15_360
     now_s += 8 * 24 * 3600
-    assert one.chunk_bytes == CHUNK_BYTES
-    ChunkSizes.from_broker(one).learn(30_720, 30_720)
-    assert one.chunk_bytes == 30_720
+    assert first.chunk_bytes == CHUNK_BYTES
+    ChunkSizes.from_broker(first).learn(30_720, 30_720)
+    assert first.chunk_bytes == 30_720
 
 
 @pytest.mark.parametrize(

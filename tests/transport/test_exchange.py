@@ -1,4 +1,4 @@
-"""Blobs arrive whole over every transport, whatever it loses, doubles, delays or cuts."""
+"""Blobs arrive complete over every transport, whatever it loses, duplicates, delays or cuts."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def test_several_megabytes_arrive_over_every_transport(rig: Rig, tmp_path: Path)
     run_until(lambda: bool(receiver.results), sender, receiver)
     assert receiver.results == [Fetched(peer="a", ref=ref)]
     assert receiver.store.path(ref).read_bytes() == content
-    # Where messages are lost, chunks may be halved for a while.
+    # If messages are lost, chunks may be halved for a while.
     assert set(receiver.requested) == chunk_offsets(ref) or (
         not rig.lossless and set(receiver.requested) > chunk_offsets(ref)
     )
@@ -50,7 +50,7 @@ def test_a_blob_arrives_although_both_links_are_cut(rig: Rig, tmp_path: Path) ->
     receiver = Side(rig.client("b"), tmp_path / "b", rig.root, "b")
     ref = sender.store.add(os.urandom(4 * 2**20))
     receiver.exchange.fetch("a", ref)
-    cuts = [(24, "a"), (8, "b")]  # (while this many chunks lack, whose link)
+    cuts = [(24, "a"), (8, "b")]  # when this many chunks are missing, cut this client's link
 
     def cut() -> None:
         lacking = len(chunk_offsets(ref)) - len(receiver.store.partial(ref).received_offsets)
@@ -96,13 +96,13 @@ def test_a_receiver_that_crashed_asks_only_for_what_it_lacks(tmp_path: Path) -> 
     ref = sender.store.add(os.urandom(20 * CHUNK_BYTES))
     receiver.exchange.fetch("a", ref)
     run_by_hand(lambda: len(receiver.store.partial(ref).received_offsets) >= 11, clock, sender, receiver)
-    had = receiver.store.partial(ref).received_offsets
-    again = Side(broker.client("b"), tmp_path / "b", "r", "b", clock)
-    again.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(again.results), clock, sender, again)
-    assert again.results == [Fetched(peer="a", ref=ref)]
-    assert again.requested
-    assert not had & set(again.requested)
+    received = receiver.store.partial(ref).received_offsets
+    restarted = Side(broker.client("b"), tmp_path / "b", "r", "b", clock)
+    restarted.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(restarted.results), clock, sender, restarted)
+    assert restarted.results == [Fetched(peer="a", ref=ref)]
+    assert restarted.requested
+    assert not received & set(restarted.requested)
 
 
 def test_a_crash_before_the_last_check_needs_no_chunk_at_all(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_a_spoilt_chunk_is_found_and_fetched_again(tmp_path: Path) -> None:
     clock = HandClock()
     sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
     ref = sender.store.add(os.urandom(3 * CHUNK_BYTES))
-    spoilt: list[int] = []
+    damaged: list[int] = []
 
     def spoil_once(chunk: Chunk) -> Chunk:
-        if spoilt:
+        if damaged:
             return chunk
-        spoilt.append(chunk.offset)
+        damaged.append(chunk.offset)
         return _flip(chunk)
 
     receiver.spoil = spoil_once
@@ -168,16 +168,16 @@ def test_a_peer_that_lacks_the_blob_says_so(tmp_path: Path) -> None:
 def test_a_peer_that_never_answers_is_given_up(tmp_path: Path) -> None:
     exchange = make_exchange(BlobStore(tmp_path), "r", give_up_s=300.0)
     exchange.fetch("a", BlobRef.of(b"x"))
-    asked = 0
+    request_count = 0
     for now_s in range(400):
-        asked += len(exchange.tick(float(now_s)))
+        request_count += len(exchange.tick(float(now_s)))
         if exchange.active == 0:
             break
     (failed,) = exchange.take_results()
     assert isinstance(failed, FetchFailed)
     assert failed.reason == "stalled"
     assert now_s == 300
-    assert 30 <= asked <= 50, "it asks again, but no more often than every 8 seconds after a while"
+    assert 30 <= request_count <= 50, "it repeats requests, after a while at most every 8 seconds"
 
 
 def test_a_blob_above_the_limit_is_refused(tmp_path: Path) -> None:
@@ -208,13 +208,13 @@ def test_the_same_blob_from_two_peers_has_two_results(tmp_path: Path) -> None:
 
 def test_after_a_reconnect_what_is_outstanding_is_asked_for_at_once(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
-    served = store.add(b"what a peer asked for before the link broke; it will ask again")
+    stored = store.add(b"what a peer asked for before the link broke; it will ask again")
     exchange = make_exchange(store, "r")
     exchange.fetch("a", BlobRef.of(b"x"))
     (first,) = exchange.tick(0.0)
     assert exchange.tick(0.1) == ()
-    whole = ByteRange(offset=0, length=served.size_bytes)
-    exchange.handle_request("b", ChunkRequest(blob=served, ranges=(whole,)))
+    whole = ByteRange(offset=0, length=stored.size_bytes)
+    exchange.handle_request("b", ChunkRequest(blob=stored, ranges=(whole,)))
     exchange.handle_request("b", ChunkRequest(blob=BlobRef.of(b"y"), ranges=(ByteRange(offset=0, length=1),)))
     exchange.resume()
     (second,) = exchange.tick(0.2)
@@ -268,8 +268,8 @@ def test_a_request_beyond_the_blob_is_not_served(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     ref = store.add(b"abc")
     exchange = make_exchange(store, "r")
-    for wanted in (ByteRange(offset=0, length=4), ByteRange(offset=3, length=1), ByteRange(offset=0, length=2**30)):
-        exchange.handle_request("b", ChunkRequest(blob=ref, ranges=(wanted,)))
+    for byte_range in (ByteRange(offset=0, length=4), ByteRange(offset=3, length=1), ByteRange(offset=0, length=2**30)):
+        exchange.handle_request("b", ChunkRequest(blob=ref, ranges=(byte_range,)))
     assert exchange.tick(0.0) == ()
 
 
@@ -300,7 +300,7 @@ def test_a_disk_that_cannot_be_written_fails_the_transfer(tmp_path: Path) -> Non
     store = BlobStore(tmp_path)
     exchange, ref = make_exchange(store, "r"), BlobRef.of(b"x")
     exchange.fetch("a", ref)
-    store.prune(set())  # takes the partial file away, as a broken disk would
+    store.prune(set())  # removes the partial file, as a broken disk might
     exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=b"x"))
     (failed,) = exchange.take_results()
     assert isinstance(failed, FetchFailed)

@@ -1,4 +1,4 @@
-"""Two processes in one place: whoever was first stays, the other one ends, and both are told in a sentence."""
+"""Two processes with the same lock: the first one stays, the second one ends, and both report it."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ CAM = make_device_lock(TOPICS, "cam")
 
 
 @dataclass
-class Time:
+class ManualClock:
     now_s: float = 100.0
 
     def __call__(self) -> float:
@@ -31,11 +31,11 @@ class Time:
 
 @dataclass
 class Holder:
-    """A process that wants a place."""
+    """A process that needs a lock."""
 
     transport: LockingTransport
-    told: list[str]
-    heard: list[Delivery] = field(default_factory=list)
+    messages: list[str]
+    deliveries: list[Delivery] = field(default_factory=list)
     ended: str = ""
 
     def step(self) -> None:
@@ -44,28 +44,28 @@ class Holder:
         try:
             while (event := self.transport.poll(0)) is not None:
                 if isinstance(event, Delivery):
-                    self.heard.append(event)
+                    self.deliveries.append(event)
         except TakenError as error:
             self.ended = str(error)
             self.transport.close()
 
 
-class Street:
-    """A broker and those who claim places at it, moved by hand."""
+class LockRig:
+    """A broker and the processes that claim locks at it, with a manual clock."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        self.clock = Time()
+        self.clock = ManualClock()
         self.broker = MemoryBroker(faults, clock=self.clock)
         self.holders: list[Holder] = []
 
-    def join(self, client_id: str, lock: Lock = CAM, *, since_s: float, also: tuple[str, ...] = ()) -> Holder:
-        told: list[str] = []
+    def join(self, client_id: str, lock: Lock = CAM, *, since_s: float, subscriptions: tuple[str, ...] = ()) -> Holder:
+        messages: list[str] = []
         inner = self.broker.client(client_id)
         transport = LockingTransport(
-            inner, lock, tell=told.append, clock=self.clock, unix_time=lambda: since_s
+            inner, lock, tell=messages.append, clock=self.clock, unix_time=lambda: since_s
         )  # fmt: skip
-        transport.open(also)
-        self.holders.append(Holder(transport, told))
+        transport.open(subscriptions)
+        self.holders.append(Holder(transport, messages))
         return self.holders[-1]
 
     def run(self, seconds: float = 10.0) -> None:
@@ -77,140 +77,142 @@ class Street:
 
 @pytest.mark.parametrize("faults", [None, FAULTS], ids=["calm", "faulty"])
 def test_the_one_that_came_later_leaves_and_both_are_told(faults: Faults | None) -> None:
-    street = Street(faults)
-    first = street.join("a", since_s=10.0)
-    street.run(40.0)
-    later = street.join("b", since_s=20.0)
-    street.run(120.0)
+    rig = LockRig(faults)
+    first = rig.join("a", since_s=10.0)
+    rig.run(40.0)
+    later = rig.join("b", since_s=20.0)
+    rig.run(120.0)
     assert later.ended == (
         "another device of the id 'cam' was in this fleet first; give this one another with --id, or stop it"
     )
     assert not first.ended
-    assert first.told == ["another device of the id 'cam' came to this fleet; it is to leave, as this one was first"]
-    assert not later.told
+    assert first.messages == [
+        "another device of the id 'cam' came to this fleet; it is to leave, as this one was first"
+    ]
+    assert not later.messages
 
 
 def test_who_was_first_does_not_hang_on_who_connected_first() -> None:
-    street = Street()
-    later = street.join("b", since_s=20.0)
-    street.run()
-    first = street.join("a", since_s=10.0)
-    street.run()
+    rig = LockRig()
+    later = rig.join("b", since_s=20.0)
+    rig.run()
+    first = rig.join("a", since_s=10.0)
+    rig.run()
     assert later.ended
-    assert (first.ended, len(first.told)) == ("", 1)
+    assert (first.ended, len(first.messages)) == ("", 1)
 
 
 def test_of_two_that_came_at_once_one_stays() -> None:
-    street = Street()
-    both = [street.join("a", since_s=10.0), street.join("b", since_s=10.0)]
-    street.run()
+    rig = LockRig()
+    both = [rig.join("a", since_s=10.0), rig.join("b", since_s=10.0)]
+    rig.run()
     assert sorted(bool(holder.ended) for holder in both) == [False, True]
 
 
 def test_two_that_put_each_other_out_at_the_broker_are_told() -> None:
-    street = Street()
-    first = street.join("cam", since_s=10.0)
-    street.run()
-    later = street.join("cam", since_s=20.0)
-    for _ in range(6):  # the broker lets in whoever connects, and puts the other out
-        street.run(2.0)
+    rig = LockRig()
+    first = rig.join("cam", since_s=10.0)
+    rig.run()
+    later = rig.join("cam", since_s=20.0)
+    for _ in range(6):  # the broker accepts each new connection, and ends the other
+        rig.run(2.0)
         if first.ended or later.ended:
             break
         for holder in (first, later):
             holder.transport.open(())
-            street.run(2.0)
+            rig.run(2.0)
     assert later.ended
     assert not first.ended
-    assert len(first.told) == 1
+    assert len(first.messages) == 1
 
 
 def test_one_that_takes_up_its_own_work_is_no_other() -> None:
-    street = Street()
-    before = street.join("cam", since_s=10.0)
-    street.run()
-    street.holders.remove(before)  # killed: what it said is kept by the broker
-    again = street.join("cam", since_s=20.0)
-    street.run(90.0)
-    assert (again.ended, again.told) == ("", [])
+    rig = LockRig()
+    before = rig.join("cam", since_s=10.0)
+    rig.run()
+    rig.holders.remove(before)  # killed: its retained claim stays at the broker
+    again = rig.join("cam", since_s=20.0)
+    rig.run(90.0)
+    assert (again.ended, again.messages) == ("", [])
 
 
 def test_a_broker_that_shows_what_was_long_ago_ends_nobody() -> None:
-    street = Street()
-    holder = street.join("cam", since_s=20.0)
-    street.run()
-    restored = street.broker.client("restored")
+    rig = LockRig()
+    holder = rig.join("cam", since_s=20.0)
+    rig.run()
+    restored = rig.broker.client("restored")
     restored.open(())
     old = encode(Claim(session_id="old", holder="cam", since_s=1.0))
     for _ in range(3):  # after every connect
         restored.publish(CAM.topic, old, retain=True)
-        street.run()
-    assert (holder.ended, holder.told) == ("", [])
+        rig.run()
+    assert (holder.ended, holder.messages) == ("", [])
 
 
 def test_one_that_cannot_hear_itself_says_so_once() -> None:
-    clock, told = Time(), [""]
+    clock, messages = ManualClock(), [""]
     broker = MemoryBroker(clock=clock)
-    # Another topic stands for a broker that hands nothing on.
+    # Without a subscription, nothing is delivered.
     inner = broker.client("cam")
-    transport = LockingTransport(inner, CAM, tell=told.append, clock=clock)
+    transport = LockingTransport(inner, CAM, tell=messages.append, clock=clock)
     inner.open(())
     for _ in range(200):
         clock.now_s += 0.25
         transport.poll(0)
-    assert len(told) == 2
-    assert told[1].startswith(f"claims on {CAM.topic} do not come back")
+    assert len(messages) == 2
+    assert messages[1].startswith(f"claims on {CAM.topic} do not come back")
 
 
 def test_damaged_words_end_nobody() -> None:
-    street = Street()
-    holder = street.join("cam", since_s=20.0)
-    street.run()
-    stranger = street.broker.client("stranger")
+    rig = LockRig()
+    holder = rig.join("cam", since_s=20.0)
+    rig.run()
+    stranger = rig.broker.client("stranger")
     stranger.open(())
     good = encode(Claim(session_id="s", holder="cam", since_s=1.0))
     for payload in (b"{", good.replace(b"1.0", b"-1"), good.replace(b'"cam"', b'"[/]"'), b"", b"\xff" * 1000):
         stranger.publish(CAM.topic, payload)
-    street.run()
-    assert (holder.ended, holder.told) == ("", [])
+    rig.run()
+    assert (holder.ended, holder.messages) == ("", [])
 
 
 def test_a_place_is_given_back() -> None:
-    street = Street()
-    holder = street.join("cam", since_s=10.0)
-    street.run()
+    rig = LockRig()
+    holder = rig.join("cam", since_s=10.0)
+    rig.run()
     holder.transport.close()
-    watcher = street.broker.client("watcher")
+    watcher = rig.broker.client("watcher")
     watcher.open((CAM.topic,))
     assert not [event for event in iter(lambda: watcher.poll(0), None) if isinstance(event, Delivery)]
 
 
 def test_a_second_server_says_nothing_before_the_first_one_could_answer() -> None:
-    street = Street()
-    device = street.broker.client("device")
+    rig = LockRig()
+    device = rig.broker.client("device")
     device.open((TOPICS.all("round"),))
-    first = street.join("main:server:long", make_server_lock(TOPICS, "long"), since_s=10.0)
-    street.run()
-    later = street.join("main:server:short", make_server_lock(TOPICS, "short"), since_s=20.0)
+    first = rig.join("main:server:long", make_server_lock(TOPICS, "long"), since_s=10.0)
+    rig.run()
+    later = rig.join("main:server:short", make_server_lock(TOPICS, "short"), since_s=20.0)
     for _ in range(40):
-        street.run(0.25)
+        rig.run(0.25)
         later.transport.publish(TOPICS.all("round"), b"mine")
     assert later.ended == "run 'long' serves this fleet on this broker already; choose another fleet, or stop that run"
-    assert first.told == [
+    assert first.messages == [
         "another server, of run 'short', came to this fleet; it is to leave, as this one was first"
     ]  # fmt: skip
     assert not [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 
 
 def test_a_server_that_was_killed_speaks_again_after_a_while() -> None:
-    street = Street()
-    street.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=10.0)
-    street.run()
-    street.holders.clear()
-    device = street.broker.client("device")
+    rig = LockRig()
+    rig.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=10.0)
+    rig.run()
+    rig.holders.clear()
+    device = rig.broker.client("device")
     device.open((TOPICS.all("round"),))
-    again = street.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=20.0)
+    again = rig.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=20.0)
     for _ in range(20):
-        street.run(0.25)
+        rig.run(0.25)
         again.transport.publish(TOPICS.all("round"), b"mine")
     assert [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 
@@ -223,17 +225,17 @@ def test_fleets_and_roles_and_names_share_no_client_id() -> None:
         for name in ("server", "cam", "device-cam")
         if ":" not in fleet
     }
-    assert len({one.rpartition(":")[0] for one in ids}) == 3 * 3 * 3
+    assert len({client_id.rpartition(":")[0] for client_id in ids}) == 3 * 3 * 3
 
 
 def test_nobody_can_guess_a_client_id() -> None:
     ids = [mqtt_client_id("main", "server", "run") for _ in range(100)]
     assert len(set(ids)) == 100
-    assert all(re.fullmatch("main:server:run:[0-9a-f]{16}", one) for one in ids)
+    assert all(re.fullmatch("main:server:run:[0-9a-f]{16}", client_id) for client_id in ids)
 
 
-def _end_of(transports: dict[str, tuple[Transport, list[str]]], limit: int = 1200) -> dict[str, str]:
-    """Who ended with which sentence, when somebody has and the others were told."""
+def _await_end(transports: dict[str, tuple[Transport, list[str]]], limit: int = 1200) -> dict[str, str]:
+    """Poll until a transport ends and the others have reported it; the error by name."""
     ended: dict[str, str] = {}
     for _ in range(limit):
         for name, (transport, _) in transports.items():
@@ -244,17 +246,17 @@ def _end_of(transports: dict[str, tuple[Transport, list[str]]], limit: int = 120
             except TakenError as error:
                 ended[name] = str(error)
                 transport.close()
-        if ended and all(told for name, (_, told) in transports.items() if name not in ended):
+        if ended and all(messages for name, (_, messages) in transports.items() if name not in ended):
             return ended
-    raise AssertionError("nobody found out")
+    raise AssertionError("no transport ended")
 
 
-def _claiming(url: str, client_id: str, place: Lock, since_s: float) -> tuple[Transport, list[str]]:
-    told: list[str] = []
+def _claim(url: str, client_id: str, lock: Lock, since_s: float) -> tuple[Transport, list[str]]:
+    messages: list[str] = []
     inner = MqttTransport(parse_url(url), client_id)
-    transport = LockingTransport(inner, place, repeat_s=0.5, tell=told.append, unix_time=lambda: since_s)
+    transport = LockingTransport(inner, lock, repeat_s=0.5, tell=messages.append, unix_time=lambda: since_s)
     transport.open(())
-    return transport, told
+    return transport, messages
 
 
 @pytest.fixture(scope="module")
@@ -269,13 +271,13 @@ def test_two_devices_of_one_id_stop_putting_each_other_out(
     urls: Callable[[str], str], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, client_id = urls(kind), mqtt_client_id("main", "device", f"cam-{kind}")
-    place = make_device_lock(TOPICS, f"cam-{kind}")
-    transports = {"first": _claiming(url, client_id, place, 10.0)}
+    lock = make_device_lock(TOPICS, f"cam-{kind}")
+    transports = {"first": _claim(url, client_id, lock, 10.0)}
     transports["first"][0].poll(0.5)
-    transports["later"] = _claiming(url, client_id, place, 20.0)
+    transports["later"] = _claim(url, client_id, lock, 20.0)
     caplog.set_level(logging.CRITICAL)
     try:
-        ended = _end_of(transports)
+        ended = _await_end(transports)
     finally:
         for transport, _ in transports.values():
             transport.close()
@@ -292,15 +294,15 @@ def test_two_servers_of_one_fleet_are_told_and_two_of_two_fleets_live_together(
     url, fleet = urls(kind), f"fleet-{kind}"
 
     def serve(fleet: str, run: str, since_s: float) -> tuple[Transport, list[str]]:
-        place = make_server_lock(Topics(fleet), run)
-        return _claiming(url, mqtt_client_id(fleet, "server", run), place, since_s)
+        lock = make_server_lock(Topics(fleet), run)
+        return _claim(url, mqtt_client_id(fleet, "server", run), lock, since_s)
 
     transports = {"first": serve(fleet, "long", 10.0)}
     other = serve(f"{fleet}-2", "long", 20.0)
     transports["first"][0].poll(0.5)
     transports["later"] = serve(fleet, "short", 30.0)
     try:
-        ended = _end_of(transports)
+        ended = _await_end(transports)
         assert list(ended) == ["later"]
         assert len(transports["first"][1]) == 1
         for _ in range(20):

@@ -17,45 +17,45 @@ def _drain(transport: MemoryTransport) -> list[Event]:
     return events
 
 
-def _numbers(transport: MemoryTransport) -> list[int]:
+def _receive_numbers(transport: MemoryTransport) -> list[int]:
     return [int(event.payload) for event in _drain(transport) if isinstance(event, Delivery)]
 
 
-def _traffic(faults: Faults, *, second_sender: bool) -> list[int]:
-    """What one receiver gets of 200 messages from one sender, after everything is due."""
+def _receive_traffic(faults: Faults, *, second_sender: bool) -> list[int]:
+    """The messages of 200 from one sender that a receiver gets, after all are due."""
     clock = HandClock()
     broker = MemoryBroker(faults, clock)
-    receiver, sender, other = broker.client("receiver"), broker.client("sender"), broker.client("other")
+    receiver, sender, second_client = broker.client("receiver"), broker.client("sender"), broker.client("other")
     receiver.open(("n",))
     sender.open(())
-    other.open(())
+    second_client.open(())
     for number in range(200):
         sender.publish("n", b"%d" % number)
         if second_sender:
-            other.publish("elsewhere", b"1000")
+            second_client.publish("elsewhere", b"1000")
     clock.now_s = 1000.0
-    return _numbers(receiver)
+    return _receive_numbers(receiver)
 
 
 def test_without_faults_everything_arrives_once_and_in_order() -> None:
-    assert _traffic(Faults(), second_sender=True) == list(range(200))
+    assert _receive_traffic(Faults(), second_sender=True) == list(range(200))
 
 
 def test_equal_seeds_give_equal_faults_whatever_others_send() -> None:
     faults = Faults(seed=3, loss=0.2, double=0.2, delay_s=5.0)
-    assert _traffic(faults, second_sender=False) == _traffic(faults, second_sender=True)
-    assert _traffic(faults, second_sender=False) != _traffic(
+    assert _receive_traffic(faults, second_sender=False) == _receive_traffic(faults, second_sender=True)
+    assert _receive_traffic(faults, second_sender=False) != _receive_traffic(
         Faults(seed=4, loss=0.2, double=0.2, delay_s=5.0), second_sender=False
     )
 
 
 def test_each_fault_does_what_it_says() -> None:
-    lost = _traffic(Faults(loss=0.2), second_sender=False)
+    lost = _receive_traffic(Faults(loss=0.2), second_sender=False)
     assert lost == sorted(set(lost))
-    assert 90 <= len(lost) <= 165  # 0.8 twice: 128 of 200
-    doubled = _traffic(Faults(double=1.0), second_sender=False)
+    assert 90 <= len(lost) <= 165  # 0.8 twice: about 128 of 200
+    doubled = _receive_traffic(Faults(double=1.0), second_sender=False)
     assert doubled == [number for number in range(200) for _ in range(2)]
-    late = _traffic(Faults(delay_s=3.0), second_sender=False)
+    late = _receive_traffic(Faults(delay_s=3.0), second_sender=False)
     assert sorted(late) == list(range(200)) != late
 
 
@@ -67,7 +67,7 @@ def test_a_delayed_message_comes_when_the_clock_says_so() -> None:
     receiver.publish("n", b"0")
     assert _drain(receiver) == [Connected()]
     clock.now_s = 10.0
-    assert _numbers(receiver) == [0]
+    assert _receive_numbers(receiver) == [0]
 
 
 @pytest.mark.parametrize("wrong", [{"loss": 1.0}, {"loss": -0.1}, {"double": 1.1}, {"delay_s": -1.0}])
@@ -115,7 +115,7 @@ def test_a_second_client_of_the_same_id_takes_the_place_of_the_first() -> None:
     second.publish("n", b"2")
     first.close()
     second.publish("n", b"3")
-    assert _numbers(second) == [2, 3]
+    assert _receive_numbers(second) == [2, 3]
     assert [type(event) for event in _drain(first)] == [Connected, Disconnected]
 
 
@@ -158,6 +158,6 @@ _LEVELS = st.lists(st.sampled_from(["a", "b", ""]), min_size=1, max_size=4)
 @given(levels=_LEVELS, data=st.data())
 def test_a_topic_is_covered_by_every_generalisation_of_itself(levels: list[str], data: st.DataObject) -> None:
     general = [data.draw(st.sampled_from([level, "+"])) for level in levels]
-    kept = data.draw(st.integers(0, len(levels)))
+    level_count = data.draw(st.integers(0, len(levels)))
     assert matches("/".join(general), "/".join(levels))
-    assert matches("/".join(itertools.chain(general[:kept], ["#"])), "/".join(levels))
+    assert matches("/".join(itertools.chain(general[:level_count], ["#"])), "/".join(levels))

@@ -1,4 +1,4 @@
-"""What is particular to MQTT: addresses, refusals in one sentence, brokers that come and go."""
+"""The MQTT transport: addresses, errors of one sentence, brokers that stop and start."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def _fake_broker(answer: bytes | None) -> int:
 
 
 def test_a_process_with_too_many_open_files_is_told_so() -> None:
-    """paho waits with select(), which is silent about file descriptors of 1024 and more."""
+    """paho waits with select(), which ignores file descriptors of 1024 and more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files: list[int] = []
@@ -82,18 +82,18 @@ def test_any_password_may_be_percent_encoded(password: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["/", "?", "#", "%", "[", "]", " "])
 def test_a_bare_special_character_is_named_and_nothing_else_of_the_password(wrong: str) -> None:
-    for user, what in ((f"me:sec{wrong}ret", "password"), (f"sec{wrong}ret:x", "user name")):
+    for user, part in ((f"me:sec{wrong}ret", "password"), (f"sec{wrong}ret:x", "user name")):
         with pytest.raises(ConfigError) as caught:
             parse_url(f"mqtt://{user}@host:1883")
-        said = str(caught.value)
-        assert f"the {what} in the broker's address holds {wrong!r}, which must be percent-encoded" in said
-        assert f"write {quote(wrong, safe='')} for it" in said
-        assert ("$SUBFLEET_PASSWORD" in said) == (what == "password")
-        assert not {"sec", "ret"} & set(said.replace("secret", "sec ret").split())
+        message = str(caught.value)
+        assert f"the {part} in the broker's address holds {wrong!r}, which must be percent-encoded" in message
+        assert f"write {quote(wrong, safe='')} for it" in message
+        assert ("$SUBFLEET_PASSWORD" in message) == (part == "password")
+        assert not {"sec", "ret"} & set(message.replace("secret", "sec ret").split())
 
 
-def _options(url: str, **more: Path) -> BrokerOptions:
-    return BrokerOptions(url=url, **more)
+def _options(url: str, **files: Path) -> BrokerOptions:
+    return BrokerOptions(url=url, **files)
 
 
 def test_a_password_comes_from_a_file_or_the_environment_or_the_address(
@@ -102,12 +102,12 @@ def test_a_password_comes_from_a_file_or_the_environment_or_the_address(
     file = tmp_path / "password"
     file.write_text("from file\n", encoding="utf-8")
     environment = {"SUBFLEET_PASSWORD": "from environment"}
-    wanted = {
+    by_password = {
         "from file": _options("mqtt://me@h", password_file=file),
         "from environment": _options("mqtt://me@h"),
         "mine": _options("mqtt://me:mine@h"),
     }
-    assert [options.address(environment).password for options in wanted.values()] == list(wanted)
+    assert [options.address(environment).password for options in by_password.values()] == list(by_password)
     assert _options("mqtt://me@h").address({}).password is None
     [warning] = caplog.messages
     assert "is visible in this machine's list of processes; use --password-file or $SUBFLEET_PASSWORD" in warning
@@ -134,8 +134,8 @@ def test_what_is_said_of_a_broker_for_nothing_is_refused(tmp_path: Path) -> None
         assert "secret" not in str(caught.value)
 
 
-class NotThere:
-    """A transport whose broker comes after some attempts, or refuses at last."""
+class UnreachableTransport:
+    """A transport that opens after some attempts, or fails in the end."""
 
     def __init__(self, *answers: TransportError | None) -> None:
         self.answers = list(answers)
@@ -157,7 +157,7 @@ class NotThere:
 
 def test_a_broker_is_waited_for_with_growing_pauses_and_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     slept: list[float] = []
-    inner = NotThere(*(UnreachableError("no broker listens") for _ in range(8)), None)
+    inner = UnreachableTransport(*(UnreachableError("no broker listens") for _ in range(8)), None)
     WaitingTransport(inner, lambda: False, slept.append).open(())
     assert not inner.answers
     assert sum(slept) == pytest.approx(1 + 2 + 4 + 8 + 16 + 30 + 30 + 30)
@@ -165,14 +165,14 @@ def test_a_broker_is_waited_for_with_growing_pauses_and_one_sentence(caplog: pyt
 
 
 def test_a_broker_that_refuses_is_not_waited_for() -> None:
-    inner = NotThere(UnreachableError("no broker listens"), TransportError("the broker refuses us"), None)
+    inner = UnreachableTransport(UnreachableError("no broker listens"), TransportError("the broker refuses us"), None)
     with pytest.raises(TransportError, match="refuses us"):
         WaitingTransport(inner, lambda: False, lambda _: None).open(())
 
 
 def test_waiting_ends_when_it_is_asked_to() -> None:
     slept: list[float] = []
-    inner = NotThere(UnreachableError("no broker listens"), None)
+    inner = UnreachableTransport(UnreachableError("no broker listens"), None)
     WaitingTransport(inner, lambda: len(slept) == 3, slept.append).open(())
     assert len(slept) == 3
     assert inner.answers == [None], "no attempt after that"
@@ -236,7 +236,7 @@ def test_a_broker_that_says_nothing_is_one_sentence() -> None:
 def test_a_server_may_start_before_its_broker_and_outlive_it() -> None:
     broker = EmbeddedBroker()
     with broker:
-        pass  # only to have an address
+        pass  # only to get an address
     transport = WaitingTransport(MqttTransport(parse_url(broker.url), "early"), lambda: False)
     opening = threading.Thread(target=transport.open, args=(("n",),))
     opening.start()
@@ -305,7 +305,7 @@ def test_a_flood_takes_no_more_memory_than_its_limit() -> None:
 
 
 def _flood(link: socket.socket, count: int) -> None:
-    """Send messages of the largest size to a client, which acknowledges each."""
+    """Send messages of the largest size to a client that acknowledges each."""
     for number in range(1, count + 1):
         body = b"\0\1n" + number.to_bytes(2, "big") + bytes(MAX_PAYLOAD_BYTES)
         size = bytes((0x80 | len(body) & 0x7F, 0x80 | len(body) >> 7 & 0x7F, len(body) >> 14))

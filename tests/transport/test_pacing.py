@@ -31,18 +31,18 @@ def test_a_lane_is_never_faster_than_its_rate_and_never_idle(
 ) -> None:
     lane: Lane[int] = Lane()
     lane.set_rate(0.0, rate_bps)
-    for place, size_bytes in enumerate(sizes_bytes):
-        lane.put(0.0, size_bytes, place)
-    now_s, taken = 0.0, 0
+    for index, size_bytes in enumerate(sizes_bytes):
+        lane.put(0.0, size_bytes, index)
+    now_s, count = 0.0, 0
     for step_s in steps_s:
         now_s += step_s
         while (passed := lane.take(now_s)) is not None:
-            assert passed == taken, "the order stays"
-            taken += 1
-        passed_bits = 8 * sum(sizes_bytes[:taken])
+            assert passed == count, "the order stays"
+            count += 1
+        passed_bits = 8 * sum(sizes_bytes[:count])
         assert passed_bits <= now_s * rate_bps * (1 + 1e-9) + 1e-3
-        if taken < len(sizes_bytes):
-            assert passed_bits + 8 * sizes_bytes[taken] >= now_s * rate_bps * (1 - 1e-9) - 1e-3
+        if count < len(sizes_bytes):
+            assert passed_bits + 8 * sizes_bytes[count] >= now_s * rate_bps * (1 - 1e-9) - 1e-3
 
 
 def test_a_lane_saves_no_credit_while_it_is_idle() -> None:
@@ -131,9 +131,9 @@ def test_what_was_published_before_close_is_sent() -> None:
 
 
 def test_bytes_counted_are_bytes_that_passed() -> None:
-    broker, seen = MemoryBroker(), list[tuple[Direction, str, int]]()
+    broker, payloads = MemoryBroker(), list[tuple[Direction, str, int]]()
     far = broker.client("far")
-    near = CountingTransport(broker.client("near"), on_payload=lambda *account: seen.append(account))
+    near = CountingTransport(broker.client("near"), on_payload=lambda *account: payloads.append(account))
     far.open(("up",))
     near.open(("down",))
     near.publish("up", b"12345")
@@ -142,6 +142,6 @@ def test_bytes_counted_are_bytes_that_passed() -> None:
     while near.poll(0) is not None:
         pass
     assert (near.sent_bytes, near.received_bytes) == (5, 3)
-    assert seen == [("sent", "up", 5), ("received", "down", 3)]
+    assert payloads == [("sent", "up", 5), ("received", "down", 3)]
     near.close()
     assert far.poll(0) == Connected()

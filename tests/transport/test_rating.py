@@ -1,4 +1,4 @@
-"""One device's messages have a rate; the others', and transfers, are not touched by it."""
+"""The messages of each device are limited to a rate; other devices and transfers are not affected."""
 
 import gzip
 
@@ -32,25 +32,25 @@ class Rig:
             burst_units=40.0,
             clock=self.clock,
         )
-        self.server.open((TOPICS.up("+", "+"),))
+        self.server.open((TOPICS.uplink("+", "+"),))
         self.eve, self.ada = broker.client("eve"), broker.client("ada")
-        for one in (self.eve, self.ada):
-            one.open(())
+        for client in (self.eve, self.ada):
+            client.open(())
 
-    def heard(self) -> list[str]:
-        """Who is heard, by the topics of the messages."""
-        found = []
+    def list_senders(self) -> list[str]:
+        """The senders of the messages that are delivered, from their topics."""
+        senders = []
         for _ in range(10_000):
             event = self.server.poll(0.0)
             if isinstance(event, Delivery):
-                found.append(TOPICS.parse(event.topic).client_id)
+                senders.append(TOPICS.parse(event.topic).client_id)
             elif event is None:
                 break
-        return found
+        return senders
 
 
 def say(transport: Transport, name: str, kind: str = "presence", payload: bytes = b"{}") -> None:
-    transport.publish(TOPICS.up(name, kind), payload)
+    transport.publish(TOPICS.uplink(name, kind), payload)
 
 
 def test_who_says_too_much_is_not_heard_and_the_others_are() -> None:
@@ -58,25 +58,25 @@ def test_who_says_too_much_is_not_heard_and_the_others_are() -> None:
     for _ in range(500):
         say(rig.eve, "eve")
     say(rig.ada, "ada", payload=encode(Presence(client_id="ada", session_id="s", online=True)))
-    assert rig.heard() == ["eve"] * 40 + ["ada"]
+    assert rig.list_senders() == ["eve"] * 40 + ["ada"]
     assert {sender for sender, _ in rig.complaints} == {"eve"}
     rig.clock.now_s += 3.0
     for _ in range(500):
         say(rig.eve, "eve")
-    assert rig.heard() == ["eve"] * 6, "as many as its rate has brought"
+    assert rig.list_senders() == ["eve"] * 6, "as many as its rate permits"
     rig.clock.now_s += 1000.0
     for _ in range(500):
         say(rig.eve, "eve")
-    assert rig.heard() == ["eve"] * 40, "silence saves up one burst, and no more"
+    assert rig.list_senders() == ["eve"] * 40, "silence saves up one burst at most"
 
 
 def test_long_messages_count_as_many() -> None:
-    """A profile of 65,536 class counts takes as long to read as twenty short messages."""
+    """A profile of 65,536 class counts takes as long to decode as twenty short messages."""
     rig = Rig()
     for _ in range(10):
         say(rig.eve, "eve", "profile", b"1" * 150 * 1024)
         say(rig.ada, "ada", "profile", gzip.compress(b"1" * 150 * 1024))
-    assert sorted(rig.heard()) == ["ada", "eve"], "however short it was made on its way"
+    assert sorted(rig.list_senders()) == ["ada", "eve"], "also if it is compressed"
 
 
 def test_transfers_have_windows_and_no_rate() -> None:
@@ -84,7 +84,7 @@ def test_transfers_have_windows_and_no_rate() -> None:
     for _ in range(500):
         say(rig.eve, "eve", "chunk", b"1" * 60_000)
         say(rig.eve, "eve", "request", b"{}")
-    assert len(rig.heard()) == 1000
+    assert len(rig.list_senders()) == 1000
 
 
 def test_long_messages_of_transfers_count_by_their_length() -> None:
@@ -92,7 +92,7 @@ def test_long_messages_of_transfers_count_by_their_length() -> None:
     for kind in ("request", "missing"):
         for _ in range(500):
             say(rig.eve, "eve", kind, b"1" * 100_000)
-    assert rig.heard() == ["eve"]
+    assert rig.list_senders() == ["eve"]
 
 
 def test_a_beat_a_second_is_never_too_much() -> None:
@@ -100,7 +100,7 @@ def test_a_beat_a_second_is_never_too_much() -> None:
     for _ in range(1000):
         for kind in ("presence", "telemetry"):
             say(rig.ada, "ada", kind)
-        assert rig.heard() == ["ada", "ada"]
+        assert rig.list_senders() == ["ada", "ada"]
         rig.clock.now_s += 1.0
     assert not rig.complaints
 
@@ -111,11 +111,11 @@ def test_ever_new_names_share_an_account() -> None:
     for number in range(2**16 + 500):
         say(rig.eve, f"n{number}")
         if number % 1000 == 999:
-            rig.heard()
+            rig.list_senders()
     assert len(rig.complaints) > 400
-    rig.heard()
+    rig.list_senders()
     rig.clock.now_s += 61.0
     say(rig.ada, "ada")
     for _ in range(100):
         say(rig.eve, "n0")
-    assert rig.heard() == ["ada", *["n0"] * 40], "and those that are silent are forgotten"
+    assert rig.list_senders() == ["ada", *["n0"] * 40], "silent senders are forgotten"

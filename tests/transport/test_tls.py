@@ -1,4 +1,4 @@
-"""TLS towards a real broker: what works, and one sentence for each thing that does not."""
+"""TLS with a real broker: connections that work, and one sentence for each error."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from transport.mosquitto import Papers, free_port, make_papers, mosquitto, tls_listener
+from transport.mosquitto import Certificates, free_port, make_certificates, mosquitto, tls_listener
 from transport.rigs import await_event, deliver
 
 from subfleet.protocol.errors import ConfigError, FileError, TransportError, UnreachableError
@@ -23,7 +23,7 @@ from subfleet.transport.tls import make_tls_context
 
 @dataclass(frozen=True, kw_only=True)
 class Brokers:
-    papers: Papers
+    certificates: Certificates
     ports: dict[str, int]
 
     def address(self, listener: str, *, host: str = "localhost", **files: Path | None) -> BrokerAddress:
@@ -31,33 +31,33 @@ class Brokers:
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    return make_papers(tmp_path_factory.mktemp("papers"))
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def brokers(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+def brokers(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     ports = {name: free_port() for name in ("plain", "tls", "expired", "elsewhere", "asking")}
-    anyone = "allow_anonymous true"
-    asking = (f"cafile {papers.ca}", "require_certificate true", anyone)
+    anonymous = "allow_anonymous true"
+    requiring = (f"cafile {certificates.ca}", "require_certificate true", anonymous)
     settings = (
-        *(f"listener {ports['plain']} 127.0.0.1", anyone),
-        *tls_listener(ports["tls"], papers.broker, anyone),
-        *tls_listener(ports["expired"], papers.expired, anyone),
-        *tls_listener(ports["elsewhere"], papers.elsewhere, anyone),
-        *tls_listener(ports["asking"], papers.broker, *asking),
+        *(f"listener {ports['plain']} 127.0.0.1", anonymous),
+        *tls_listener(ports["tls"], certificates.broker, anonymous),
+        *tls_listener(ports["expired"], certificates.expired, anonymous),
+        *tls_listener(ports["elsewhere"], certificates.elsewhere, anonymous),
+        *tls_listener(ports["asking"], certificates.broker, *requiring),
     )
-    with mosquitto(tmp_path_factory.mktemp("broker"), settings, ports["asking"]), _old_asking(papers) as old:
-        yield Brokers(papers=papers, ports={**ports, "asking12": old})
+    with mosquitto(tmp_path_factory.mktemp("broker"), settings, ports["asking"]), _old_asking(certificates) as port:
+        yield Brokers(certificates=certificates, ports={**ports, "asking12": port})
 
 
 @contextmanager
-def _old_asking(papers: Papers) -> Iterator[int]:
-    """A listener of TLS 1.2 that wants a certificate; it says so in the handshake, as later versions do not."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=papers.ca)
+def _old_asking(certificates: Certificates) -> Iterator[int]:
+    """A listener of TLS 1.2 that requires a certificate, which it reports in the handshake, unlike later versions."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(*papers.broker)
+    context.load_cert_chain(*certificates.broker)
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -81,8 +81,8 @@ def _old_asking(papers: Papers) -> Iterator[int]:
 @pytest.mark.parametrize("listener", ["tls", "asking"])
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_messages_pass_over_tls(brokers: Brokers, listener: str, host: str) -> None:
-    certificate, key = brokers.papers.device
-    address = brokers.address(listener, host=host, ca=brokers.papers.ca, certificate=certificate, key=key)
+    certificate, key = brokers.certificates.device
+    address = brokers.address(listener, host=host, ca=brokers.certificates.ca, certificate=certificate, key=key)
     sender, receiver = MqttTransport(address, "sender"), MqttTransport(address, "receiver")
     try:
         receiver.open(("n",))
@@ -95,30 +95,30 @@ def test_messages_pass_over_tls(brokers: Brokers, listener: str, host: str) -> N
 
 
 def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
-    papers, ports = brokers.papers, brokers.ports
+    certificates, ports = brokers.certificates, brokers.ports
     tls, asking, asking12, plain = (f"localhost:{ports[name]}" for name in ("tls", "asking", "asking12", "plain"))
-    certificate, key = papers.stranger
-    stranger = TlsFiles(ca=papers.ca, certificate=certificate, key=key)
+    certificate, key = certificates.stranger
+    stranger = TlsFiles(ca=certificates.ca, certificate=certificate, key=key)
     return {
         "unknown authority": (
             brokers.address("tls"),
             f"the certificate of the broker at {tls} is signed by an authority that nobody here knows; name that auth",
         ),
-        "expired": (brokers.address("expired", ca=papers.ca), "has expired; renew it, or correct the clock"),
+        "expired": (brokers.address("expired", ca=certificates.ca), "has expired; renew it, or correct the clock"),
         "wrong name": (
-            brokers.address("elsewhere", ca=papers.ca),
+            brokers.address("elsewhere", ca=certificates.ca),
             "is made out to another name than 'localhost'; use a name that it holds",
         ),
         "wrong address": (
-            brokers.address("elsewhere", host="127.0.0.1", ca=papers.ca),
+            brokers.address("elsewhere", host="127.0.0.1", ca=certificates.ca),
             "is made out to another address than 127.0.0.1; use a name that it holds",
         ),
         "no certificate": (
-            brokers.address("asking", ca=papers.ca),
+            brokers.address("asking", ca=certificates.ca),
             f"the broker at {asking} requires a client certificate; give it with --cert and --key",
         ),
         "no certificate, TLS 1.2": (
-            brokers.address("asking12", ca=papers.ca),
+            brokers.address("asking12", ca=certificates.ca),
             f"the broker at {asking12} requires a client certificate; give it with --cert and --key",
         ),
         "a stranger's certificate": (
@@ -138,7 +138,7 @@ def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
             f"the broker at {asking} speaks TLS; write mqtts:// in its address",
         ),
         "TLS to plain": (
-            brokers.address("plain", ca=papers.ca),
+            brokers.address("plain", ca=certificates.ca),
             f"the broker at {plain} ends the connection where TLS begins; if it speaks no TLS there, write mqtt://",
         ),
     }
@@ -153,31 +153,31 @@ _WRONG = (
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("what", _WRONG)
-def test_what_is_wrong_is_one_sentence(brokers: Brokers, what: str) -> None:
-    address, words = _wrong(brokers)[what]
-    # Nobody waits for this time-out: whatever is found is found at once.
+@pytest.mark.parametrize("case", _WRONG)
+def test_what_is_wrong_is_one_sentence(brokers: Brokers, case: str) -> None:
+    address, words = _wrong(brokers)[case]
+    # Errors are found at once, without this timeout.
     transport = MqttTransport(address, "a", open_timeout_s=3600)
     with pytest.raises(TransportError) as caught:
         transport.open(())
     assert words in str(caught.value)
-    # What another attempt could mend is waited for with --wait; a certificate is not.
-    assert isinstance(caught.value, UnreachableError) == (what == "TLS to plain")
+    # With --wait, errors that another attempt may resolve are waited for; errors of certificates are not.
+    assert isinstance(caught.value, UnreachableError) == (case == "TLS to plain")
 
 
-def test_the_broker_is_always_verified_and_old_tls_refused(papers: Papers) -> None:
-    for files in (TlsFiles(), TlsFiles(ca=papers.ca)):
+def test_the_broker_is_always_verified_and_old_tls_refused(certificates: Certificates) -> None:
+    for files in (TlsFiles(), TlsFiles(ca=certificates.ca)):
         context = make_tls_context(files)
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.check_hostname
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def _files(papers: Papers, folder: Path) -> dict[str, tuple[TlsFiles, type[Exception], str]]:
+def _files(certificates: Certificates, folder: Path) -> dict[str, tuple[TlsFiles, type[Exception], str]]:
     nothing = folder / "nothing.pem"
     text = folder / "text.pem"
     text.write_text("certificate", encoding="utf-8")
-    certificate, key = papers.device
+    certificate, key = certificates.device
     locked = folder / "locked.key"
     command = ["openssl", "pkey", "-in", str(key), "-aes128", "-passout", "pass:secret", "-out", str(locked)]
     subprocess.run(command, check=True)
@@ -188,9 +188,9 @@ def _files(papers: Papers, folder: Path) -> dict[str, tuple[TlsFiles, type[Excep
         "no certificate": (TlsFiles(certificate=text, key=key), ConfigError, "correct --cert and --key"),
         "no key": (TlsFiles(certificate=certificate), ConfigError, "correct --cert and --key"),
         "another key": (
-            TlsFiles(certificate=certificate, key=papers.stranger[1]),
+            TlsFiles(certificate=certificate, key=certificates.stranger[1]),
             ConfigError,
-            f"{papers.stranger[1]} is not the key of the certificate {certificate}",
+            f"{certificates.stranger[1]} is not the key of the certificate {certificate}",
         ),
         "locked": (
             TlsFiles(certificate=certificate, key=locked),
@@ -201,10 +201,10 @@ def _files(papers: Papers, folder: Path) -> dict[str, tuple[TlsFiles, type[Excep
 
 
 @pytest.mark.parametrize(
-    "what", ["no such ca", "no such key", "no ca", "no certificate", "no key", "another key", "locked"]
+    "case", ["no such ca", "no such key", "no ca", "no certificate", "no key", "another key", "locked"]
 )
-def test_a_file_that_cannot_be_used_is_one_sentence(papers: Papers, tmp_path: Path, what: str) -> None:
-    files, kind, words = _files(papers, tmp_path)[what]
+def test_a_file_that_cannot_be_used_is_one_sentence(certificates: Certificates, tmp_path: Path, case: str) -> None:
+    files, kind, words = _files(certificates, tmp_path)[case]
     with pytest.raises(kind) as caught:
         MqttTransport(BrokerAddress(host="localhost", port=8883, tls=files), "a")
     assert words in str(caught.value)

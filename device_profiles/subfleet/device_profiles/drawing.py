@@ -62,7 +62,7 @@ class _Share:
     item: Callable[[int], int]
     start: Callable[[int], int]
 
-    def among(self, items: Sequence[T]) -> T:
+    def choose(self, items: Sequence[T]) -> T:
         return items[self.item(len(items))]
 
 
@@ -116,11 +116,11 @@ def _read(kind: Kind, population: Population, data: Path | None) -> _Make:
 def _make_from_logs(
     kind: Kind, logs: Sequence[ResourceLog], links: Sequence[ResourceLog], share: _Share
 ) -> PopulationDevice:
-    log = share.among(logs)
+    log = share.choose(logs)
     profile = _make_profile(kind, [row.reading.memory_free_bytes or 0 for row in log.rows])
     log = rotate_log(log, share.start(len(log.rows)))
     if links:
-        log = _merge_links(log, share.among(links), share)
+        log = _merge_links(log, share.choose(links), share)
     return PopulationDevice(profile=profile, log=log)
 
 
@@ -158,7 +158,7 @@ class _Traces:
         self._names = list_traces(path)[: table.traces or None]
 
     def of(self, share: _Share) -> tuple[BandwidthSample, ...]:
-        return read_ghent(self._path, share.among(self._names))
+        return read_ghent(self._path, share.choose(self._names))
 
 
 def _make_profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:

@@ -131,7 +131,7 @@ class CurrentTask:
         return self.arrived_at_s + self.task.deadline_s
 
     @property
-    def exhausted(self) -> RefusalReason:
+    def timeout_reason(self) -> RefusalReason:
         """The reason to refuse the task if its deadline passes in this stage."""
         reasons: Mapping[str, RefusalReason] = {"fetching": "link", "working": "compute"}
         return reasons.get(self.stage, "failed")

@@ -169,7 +169,7 @@ def _expire(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
         detail = (
             f"no answer within the task's deadline of {state.current.task.deadline_s:g} s; it was {state.current.stage}"
         )
-        state, more = refuse(settings, state, state.current.exhausted, detail, now_s)
+        state, more = refuse(settings, state, state.current.timeout_reason, detail, now_s)
         actions += more
     return state, actions
 

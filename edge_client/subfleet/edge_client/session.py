@@ -119,7 +119,7 @@ class EdgeSession:
         self._connected = False
         self._left = False
         self._outbox = Outbox(retry_s)
-        up = topics.up
+        up = topics.uplink
         client_id = settings.client_id
         self._complaints = Complaints(_LOG, clock)
         self._exchange = BlobExchange(
@@ -163,8 +163,8 @@ class EdgeSession:
         """
         client_id = self._settings.client_id
         gone = compose_presence(self._settings, self._clock(), online=False)
-        will = Will(topic=self._topics.up(client_id, gone.KIND), payload=encode(gone))
-        self._transport.open((self._topics.all("+"), self._topics.down(client_id, "+")), will)
+        will = Will(topic=self._topics.uplink(client_id, gone.KIND), payload=encode(gone))
+        self._transport.open((self._topics.all("+"), self._topics.downlink(client_id, "+")), will)
 
     def turn(self, poll_s: float) -> None:
         """Handle all arrived events, wait at most `poll_s` seconds for one, and send due messages."""
@@ -310,13 +310,13 @@ class EdgeSession:
                 never(action)
 
     def _send(self, action: Publish) -> None:
-        topic = self._topics.up(self._settings.client_id, action.message.KIND)
+        topic = self._topics.uplink(self._settings.client_id, action.message.KIND)
         self._transport.publish(topic, encode(action.message), retain=action.retain)
 
     def _keep(self, action: Keep) -> None:
         message = action.message
         log_answer(message)
-        topic = self._topics.up(self._settings.client_id, message.KIND)
+        topic = self._topics.uplink(self._settings.client_id, message.KIND)
         self._outbox.put(message.message_id, topic, encode(message))
 
     def _weigh(self, action: Weigh) -> None:
@@ -392,6 +392,6 @@ class EdgeSession:
         if not self._connected:
             return
         now_s = self._clock()
-        outgoing: tuple[Outgoing, ...] = (*self._outbox.due(now_s), *self._exchange.tick(now_s))
+        outgoing: tuple[Outgoing, ...] = (*self._outbox.list_due(now_s), *self._exchange.tick(now_s))
         for message in outgoing:
             self._transport.publish(message.topic, message.payload, retain=message.retain)

@@ -72,7 +72,7 @@ def factor_sizes(factors: Iterable[str | int], sizes: Mapping[str, int]) -> tupl
     return tuple(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
 
 
-def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
+def list_indices(index_set: IndexSet, size: int) -> Sequence[int]:
     """The indices that an index set keeps of an axis of `size`, in local order."""
     match index_set:
         case Full():
@@ -104,7 +104,7 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
     if isinstance(index_set, Prefix) and index_set.size % axis.granularity == 0 and axis.kind != "class":
         return  # the common case: searches check thousands of these
     beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
-    indices = () if beyond else kept_indices(index_set, axis.size)
+    indices = () if beyond else list_indices(index_set, axis.size)
     if beyond or max(indices) >= axis.size:
         raise ConfigError(f"a submodel keeps indices of axis {axis.name!r} beyond its size {axis.size}")
     if axis.kind == "class" and list(indices) != list(range(axis.size)):

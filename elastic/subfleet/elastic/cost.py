@@ -155,7 +155,7 @@ class Costs:
             costs[:, 1] -= self._unused_macs(sizes * self._counts[:, 1], architectures)
         return [(int(parameters), int(macs)) for parameters, macs in costs]
 
-    def of_parts(self, architecture: Architecture) -> dict[str, tuple[int, int]]:
+    def compute_by_part(self, architecture: Architecture) -> dict[str, tuple[int, int]]:
         """The same costs for each kept part of a submodel, by name; the empty name is all that is always kept."""
         costs = np.rint(self._columns.of(self._network, [architecture]))[0][:, None] * self._counts
         columns = {"": -1} | {name: column for column, name in enumerate(self._network.parts)}
@@ -178,8 +178,8 @@ class Costs:
 
 @lru_cache(maxsize=8)  # a supernet has thousands of tensors, and each client needs its costs
 def part_costs(network: Network) -> Mapping[str, tuple[int, int]]:
-    """Parameters and multiply-accumulates of each part of a whole network; see `Costs.of_parts`."""
-    return MappingProxyType(Costs(network).of_parts(network.full_architecture()))
+    """Parameters and multiply-accumulates of each part of a whole network; see `Costs.compute_by_part`."""
+    return MappingProxyType(Costs(network).compute_by_part(network.full_architecture()))
 
 
 def _column(sizes: SizeTable, factors: Sequence[str | int], block: str | None) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from subfleet.elastic.axes import Axis, kept_indices
+from subfleet.elastic.axes import Axis, list_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Centre, IndexSet, Prefix
 
@@ -32,14 +32,14 @@ def tied_sets(
     """
     named = dict(sets)
     for tied in network.tied_axes(blocks):
-        least = min(kept_size(network, sets, name) for name in tied)
+        least = min(count_indices(network, sets, name) for name in tied)
         for name in tied:
             named.pop(name, None)
         named |= named_sets([network.axes[name] for name in tied], [least] * len(tied))
     return tuple(sorted(named.items()))
 
 
-def kept_size(network: Network, sets: Mapping[str, IndexSet], axis: str) -> int:
+def count_indices(network: Network, sets: Mapping[str, IndexSet], axis: str) -> int:
     """Number of kept indices of an axis."""
     whole = network.axes[axis].size
-    return len(kept_indices(sets[axis], whole)) if axis in sets else whole
+    return len(list_indices(sets[axis], whole)) if axis in sets else whole

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import factor_sizes, kept_indices
+from subfleet.elastic.axes import factor_sizes, list_indices
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
@@ -81,7 +81,7 @@ def tensor_maps(network: Network, architecture: Architecture) -> dict[str, Tenso
     """
     names = network.shapes(architecture)
     sizes = {name: axis.size for name, axis in network.axes.items()}
-    indices = {name: kept_indices(architecture.make_index_set(name), size) for name, size in sizes.items()}
+    indices = {name: list_indices(architecture.make_index_set(name), size) for name, size in sizes.items()}
     return {name: _gather_of(network.tensors[name], sizes, indices) for name in names}
 
 
@@ -114,8 +114,8 @@ def nested_maps(network: Network, outer: Architecture, inner: Architecture) -> d
 def _places(network: Network, outer: Architecture, inner: Architecture, axis: str) -> Sequence[int]:
     """The positions of the inner submodel's indices of an axis among those of the outer."""
     size = network.axes[axis].size
-    positions = {index: position for position, index in enumerate(kept_indices(outer.make_index_set(axis), size))}
-    indices = kept_indices(inner.make_index_set(axis), size)
+    positions = {index: position for position, index in enumerate(list_indices(outer.make_index_set(axis), size))}
+    indices = list_indices(inner.make_index_set(axis), size)
     missing = [index for index in indices if index not in positions]
     if missing:
         raise ConfigError(

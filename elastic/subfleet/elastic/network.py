@@ -7,7 +7,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from subfleet.elastic.axes import Axis, Dim, check_indices, factor_sizes, factors_of, kept_indices
+from subfleet.elastic.axes import Axis, Dim, check_indices, factor_sizes, factors_of, list_indices
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre, Prefix
 
@@ -270,7 +270,7 @@ class Network:
         self._check_held(architecture)
         for tied in self.tied_axes(architecture.blocks):
             first, *others = (
-                tuple(kept_indices(architecture.make_index_set(name), self.axes[name].size)) for name in tied
+                tuple(list_indices(architecture.make_index_set(name), self.axes[name].size)) for name in tied
             )
             pairs = zip(tied[1:], others, strict=True)
             differing = next((name for name, indices in pairs if indices != first), None)
@@ -333,7 +333,7 @@ class Network:
         """
         self._check_held(architecture)
         sizes = {name: axis.size for name, axis in self.axes.items()}
-        sizes.update({name: len(kept_indices(index_set, sizes[name])) for name, index_set in architecture.axes})
+        sizes.update({name: len(list_indices(index_set, sizes[name])) for name, index_set in architecture.axes})
         return sizes
 
     def shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:

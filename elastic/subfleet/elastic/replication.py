@@ -129,7 +129,7 @@ class Replication:
             check_identity(self.network, name)
 
     @classmethod
-    def drawn(cls, network: Network, size: Architecture, stream: random.Random) -> "Replication":
+    def draw(cls, network: Network, size: Architecture, stream: random.Random) -> "Replication":
         """Draw the copies at random; the indices of the smaller network come first.
 
         Copies are drawn in rounds through all indices or groups, so none has two more copies than another, and norms

@@ -97,16 +97,16 @@ def _measure(tensor: Tensor, norm: WeightNorm, central: Central) -> float:
     return math.sqrt(float(squares.mean() if norm == "rms" else squares.sum()))
 
 
-def _absolute(weights: Tensor) -> Tensor:
+def _select_absolute(weights: Tensor) -> Tensor:
     sizes = weights.abs()
     return sizes[sizes <= _percentile(sizes, 0.95)]
 
 
-def _below(weights: Tensor) -> Tensor:
+def _select_below(weights: Tensor) -> Tensor:
     return weights[weights <= _percentile(weights, 0.95)]
 
 
-def _between(weights: Tensor) -> Tensor:
+def _select_between(weights: Tensor) -> Tensor:
     return weights[(weights >= -_percentile(-weights, 0.975)) & (weights <= _percentile(weights, 0.975))]
 
 
@@ -116,5 +116,5 @@ def _percentile(values: Tensor, share: float) -> Tensor:
 
 
 _CENTRAL: Mapping[Central, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"absolute": _absolute, "below": _below, "between": _between}
+    {"absolute": _select_absolute, "below": _select_below, "between": _select_between}
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.elastic.axes import kept_indices
+from subfleet.elastic.axes import list_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture
 
@@ -40,15 +40,15 @@ class SizeColumns:
         axes, parts = network.axes, network.parts
         whole = {name: axis.size for name, axis in axes.items()}
         counts = [
-            [*{**whole, **{name: len(kept_indices(own, axes[name].size)) for name, own in architecture.axes}}.values()]
+            [*{**whole, **{name: len(list_indices(own, axes[name].size)) for name, own in architecture.axes}}.values()]
             for architecture in architectures
         ]
         within = [[name in held for name in parts] for held in map(network.parts_of, architectures)]
-        return self.at(
+        return self.compute_sizes(
             np.array(counts, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(architectures), -1)
         )
 
-    def at(self, counts: Floats, within: Floats) -> Floats:
+    def compute_sizes(self, counts: Floats, within: Floats) -> Floats:
         """The sizes of submodels: (submodels, columns).
 
         Args:
@@ -108,7 +108,7 @@ class SizeTable:
         groups = np.array([axis.size for axis in axes]) / step
         counts = step * np.maximum(np.rint(groups ** draw.random((count, len(groups)))), 1)
         within = draw.random((count, len(self._network.parts))) < draw.random((count, 1))
-        return self.columns().at(counts, np.float64(within))
+        return self.columns().compute_sizes(counts, np.float64(within))
 
     def columns(self) -> SizeColumns:
         """The columns so far, as arrays."""

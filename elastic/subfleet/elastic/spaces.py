@@ -11,7 +11,7 @@ from typing import Literal
 
 from subfleet.elastic.axes import Axis, AxisKind
 from subfleet.elastic.cost import Costs
-from subfleet.elastic.index_sets import kept_size, named_sets, tied_sets
+from subfleet.elastic.index_sets import count_indices, named_sets, tied_sets
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, IndexSet
@@ -166,7 +166,7 @@ class SearchSpace:
 
     def canonical(self, genes: Genes) -> Genes:
         """The smallest genes of the same submodel."""
-        blocks = self._kept_blocks(genes)
+        blocks = self._list_blocks(genes)
         return self._canonical(genes, blocks, self._sets(genes, blocks))
 
     def _canonical(self, genes: Genes, blocks: frozenset[str], axes: tuple[tuple[str, IndexSet], ...]) -> Genes:
@@ -181,7 +181,7 @@ class SearchSpace:
 
     def architecture(self, genes: Genes) -> Architecture:
         """The submodel of these genes. Equal submodels have equal architectures and names, whatever their genes."""
-        blocks = self._kept_blocks(genes)
+        blocks = self._list_blocks(genes)
         axes = self._sets(genes, blocks)
         return Architecture(
             axes=axes,
@@ -248,7 +248,7 @@ class SearchSpace:
         every = itertools.product(*(range(len(gene.options)) for gene in self.genes))
         return (genes for genes in every if self.canonical(genes) == genes)
 
-    def _kept_blocks(self, genes: Genes) -> frozenset[str]:
+    def _list_blocks(self, genes: Genes) -> frozenset[str]:
         return frozenset(
             name for gene, index in zip(self.genes, genes, strict=True) for name in gene.options[index].blocks
         )
@@ -266,10 +266,12 @@ class SearchSpace:
         """The index of the first option with these blocks that keeps enough of each used axis."""
         used = [axis for axis in gene.axes if not self._unused(axis, blocks)]
         own_blocks = blocks.intersection(gene.blocks)
-        needed = [kept_size(self.network, sets, axis) for axis in used]
+        needed = [count_indices(self.network, sets, axis) for axis in used]
         for index, option in enumerate(gene.options):
             own = dict(option.axes)
-            enough = all(kept_size(self.network, own, axis) >= least for axis, least in zip(used, needed, strict=True))
+            enough = all(
+                count_indices(self.network, own, axis) >= least for axis, least in zip(used, needed, strict=True)
+            )
             if own_blocks == set(option.blocks) and enough:
                 return index
         return 0

@@ -106,7 +106,7 @@ class MethodContract:
         """Equal calls have equal results, records do not change, and no global generator is used."""
         written = canonical_json(self.method)
         generators = _read_generators()
-        first, second = (self._answers() for _ in range(2))
+        first, second = (self._list_answers() for _ in range(2))
         assert first == second, "equal calls have different results"
         assert canonical_json(self.method) == written, "a role has changed the parameters of the method"
         assert _read_generators() == generators, "a global generator was used; use Draw.stream"
@@ -253,7 +253,7 @@ class MethodContract:
             if assigned.requested is not None:
                 assert_estimate_fits(context.first.estimate(assigned.requested.program.size), waiting.budget)
 
-    def _answers(self) -> list[Any]:
+    def _list_answers(self) -> list[Any]:
         context = make_context(self.method, self.model)
         answers: list[Any] = [context.space, [context.training(number) for number in (1, 2)]]
         for client, number in ((client, number) for client in list_clients(context)[:3] for number in (1, 2)):

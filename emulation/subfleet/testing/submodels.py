@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis, factors_of, kept_indices
+from subfleet.elastic.axes import Axis, factors_of, list_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
 
@@ -31,7 +31,7 @@ def tie_axes(network: Network, architecture: Architecture) -> Architecture:
     axes = dict(architecture.axes)
     for tied in network.tied_axes(architecture.blocks):
         shortest = min(tied, key=lambda name: network.axes[name].size)
-        indices = kept_indices(architecture.make_index_set(shortest), network.axes[shortest].size)
+        indices = list_indices(architecture.make_index_set(shortest), network.axes[shortest].size)
         axes |= dict.fromkeys(tied, Explicit(indices=tuple(indices)))
     return replace(architecture, axes=tuple(sorted(axes.items())))
 

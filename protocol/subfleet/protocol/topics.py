@@ -50,11 +50,11 @@ class Topics:
         """Make the topic from the server to everyone."""
         return f"{self._root}/all/{kind}"
 
-    def down(self, client_id: str, kind: str) -> str:
+    def downlink(self, client_id: str, kind: str) -> str:
         """Make the topic from the server to one device; kind `+` subscribes to all kinds."""
         return f"{self._root}/down/{client_id}/{kind}"
 
-    def up(self, client_id: str, kind: str) -> str:
+    def uplink(self, client_id: str, kind: str) -> str:
         """Make the topic from one device to the server; `+` subscribes to all clients or kinds."""
         return f"{self._root}/up/{client_id}/{kind}"
 

@@ -44,7 +44,7 @@ class Lock:
 def make_device_lock(topics: Topics, client_id: str) -> Lock:
     """Make the lock of a device, by its id."""
     return Lock(
-        topic=topics.up(client_id, Claim.KIND),
+        topic=topics.uplink(client_id, Claim.KIND),
         holder=client_id,
         error="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
         warning="another device of the id {other!r} came to this fleet; it is to leave, as this one was first",

@@ -48,7 +48,7 @@ class Outbox:
         outgoing = Outgoing(topic=topic, payload=payload, retain=retain)
         self._pending[message_id] = _Pending(outgoing=outgoing, wait_s=self._retry_s)
 
-    def due(self, now_s: float) -> tuple[Outgoing, ...]:
+    def list_due(self, now_s: float) -> tuple[Outgoing, ...]:
         """List the messages to send now: new ones, and those that have waited long enough; oldest first."""
         ready = [entry for entry in self._pending.values() if entry.due_s is None or entry.due_s <= now_s]
         for entry in ready:

@@ -94,9 +94,9 @@ class DeviceLink:
         self._exchange = BlobExchange(
             blobs,
             complain=self._complaints.note,
-            request_topic=lambda peer: topics.down(peer, "request"),
-            chunk_topic=lambda peer: topics.down(peer, "chunk"),
-            missing_topic=lambda peer: topics.down(peer, "missing"),
+            request_topic=lambda peer: topics.downlink(peer, "request"),
+            chunk_topic=lambda peer: topics.downlink(peer, "chunk"),
+            missing_topic=lambda peer: topics.downlink(peer, "missing"),
             sizes=sizes,
         )
         self._uploads: dict[str, Update] = {}  # by task, the updates that are being pulled
@@ -116,7 +116,7 @@ class DeviceLink:
         Raises:
             TransportError: the broker cannot be reached.
         """
-        self._transport.open((self._topics.up("+", "+"),))
+        self._transport.open((self._topics.uplink("+", "+"),))
 
     def close(self) -> None:
         """Disconnect."""
@@ -146,7 +146,7 @@ class DeviceLink:
     def send_task(self, task: Task) -> None:
         """Send a task repeatedly until its client acknowledges it."""
         self._receivers[task.message_id] = task.client_id
-        topic = self._topics.down(task.client_id, "task")
+        topic = self._topics.downlink(task.client_id, "task")
         self._outbox.put(task.message_id, topic, encode(task), retain=True)
 
     def withdraw(self, task_id: str) -> None:
@@ -156,7 +156,7 @@ class DeviceLink:
 
     def reply(self, client_id: str, ack: Ack) -> None:
         """Send an ack, once."""
-        self._transport.publish(self._topics.down(client_id, "ack"), encode(ack))
+        self._transport.publish(self._topics.downlink(client_id, "ack"), encode(ack))
 
     def pull(self, update: Update) -> None:
         """Begin to pull an update's blob; `pulled` yields the update when it has arrived.
@@ -173,7 +173,7 @@ class DeviceLink:
     def send(self, info: RoundInfo | None) -> None:
         """Send what is due: chunks, tasks without an ack, and the announcement of the round."""
         now_s = self._clock()
-        for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
+        for outgoing in (*self._exchange.tick(now_s), *self._outbox.list_due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
         if info is not None and (info.message_id != self._announced or now_s >= self._announce_s):
             self._announced, self._announce_s = info.message_id, now_s + _REPEAT_S

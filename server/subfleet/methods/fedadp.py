@@ -154,7 +154,7 @@ def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture,
 def _copy(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
-    return Replication.cycle(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
+    return Replication.cycle(network, size) if copies == "cyclic" else Replication.draw(network, size, stream)
 
 
 def _build_replication(

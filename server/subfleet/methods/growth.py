@@ -330,7 +330,7 @@ def draw_copies(network: Network, config: AnyFamily, stream: random.Random, *, s
     from subfleet.elastic.replication import Replication, size_in
 
     grown = network_of(config)
-    replication = Replication.drawn(grown, size_in(grown, network), stream)
+    replication = Replication.draw(grown, size_in(grown, network), stream)
     if shares == "drawn":
         replication = replication.draw_shares(stream)
     return Replicated(

@@ -151,7 +151,7 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
 def _begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Begin an evaluation after a closed round, if it is due and a client can evaluate."""
     last_round = state.aggregated_round if is_over(context, state) else context.config.total_rounds
-    due = context.config.evaluation.due(state.aggregated_round, last_round)
+    due = context.config.evaluation.is_due(state.aggregated_round, last_round)
     if not due or next(list_evaluators(context, state, now_s), None) is None:
         return state
     return state.enter(progress.Evaluating(), now_s)

@@ -75,7 +75,7 @@ class Evaluations:
     last: bool = True
     per_class: bool = False
 
-    def due(self, round_number: int, total_rounds: int) -> bool:
+    def is_due(self, round_number: int, total_rounds: int) -> bool:
         """Whether devices evaluate after a round."""
         return (self.last and round_number >= total_rounds) or (self.every > 0 and round_number % self.every == 0)
 

@@ -1,4 +1,4 @@
-"""Registered before anything else, so that it is the last to happen at the end of a process."""
+"""Delays the end of a process: it is registered first, and so runs last."""
 
 import atexit
 import os

@@ -34,7 +34,7 @@ from subfleet.testing.submodels import have_same_bits
 def draw_replication(network: Network, size: Architecture, client_id: str) -> Replication:
     """Drawn once for each client: redrawn in each round, copies would give the model's indices no meaning."""
     seed = hashlib.sha256(f"{client_id}/{size.architecture_id}".encode()).digest()
-    return Replication.drawn(network, size, random.Random(seed))
+    return Replication.draw(network, size, random.Random(seed))
 
 
 def replicate(network: Network, client: Participant, kept_tensors: Mapping[str, Tensor]) -> Exchange:

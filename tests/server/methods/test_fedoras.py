@@ -167,7 +167,7 @@ def assign(context: RunContext, name: str = "ada", **budget: int) -> Assignment:
 
 
 def parts_of(context: RunContext) -> Mapping[str, tuple[int, int]]:
-    return Costs(context.network).of_parts(context.network.full_architecture())
+    return Costs(context.network).compute_by_part(context.network.full_architecture())
 
 
 def operator_bytes(context: RunContext, architecture: Architecture) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.test_networks import evolving
+from server.test_networks import evolution_context
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
@@ -85,8 +85,8 @@ def evolve_once(
 ) -> tuple[Evolution, EvolutionContext]:
     before = draw_state(CONTEXT.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
-    (first,) = evolving(before).lineages
-    context = evolving(
+    (first,) = evolution_context(before).lineages
+    context = evolution_context(
         before,
         after=move_blocks(before, "", moves),
         clients=make_participants(client_losses, first),
@@ -175,7 +175,7 @@ def test_cells_at_random_are_as_many_others() -> None:
     drawn = set()
     for number in range(12):
         before = draw_state(CONTEXT.network)
-        context = evolving(
+        context = evolution_context(
             before,
             round=number,
             after=move_blocks(before, "", moves),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, random_state
-from export.step_rig import carried, example, run, step_of_module
+from export.step_rig import example, next_inputs, run, step_of_module
 from server.methods.method_cases import OF_ONE_NETWORK
 from torch import Tensor
 
@@ -201,7 +201,7 @@ def _measure_distance(mu: float) -> float:
     inputs |= {f"anchor.{name}": tensor for name, tensor in received.items()}
     rate = {"learning_rate": torch.tensor(0.05).double(), "proximal_mu": torch.tensor(training.proximal_mu).double()}
     for _ in range(40):
-        inputs = inputs | rate | carried(run(step, inputs))
+        inputs = inputs | rate | next_inputs(run(step, inputs))
     squares = [(inputs[f"parameter.{name}"] - tensor).square().sum() for name, tensor in received.items()]
     return float(torch.stack(squares).sum().sqrt())
 

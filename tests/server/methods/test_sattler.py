@@ -52,7 +52,7 @@ def direction(seed: int, size: Architecture = WHOLE) -> Direction:
     return {name: tensor / norm for name, tensor in change.items()}
 
 
-def make_update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
+def update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
     client = Participant(client_id=name, architecture=size, size=size)
     return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
@@ -74,7 +74,7 @@ def observe(
 def make_opposed(scale: float = 1.0) -> list[ClientUpdate]:
     """Return updates of three clients in one direction and two in the opposite; the mean is a fifth of each."""
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [make_update(name, scaled(side * scale, direction(1))) for name, side in names]
+    return [update(name, scaled(side * scale, direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -99,8 +99,7 @@ def test_cosines_are_those_of_the_changes() -> None:
     left, right = direction(1), direction(2)
     mixed = {name: 0.6 * left[name] + 0.8 * right[name] for name in left}
     clients = [
-        make_update(str(index), change)
-        for index, change in enumerate((left, scaled(-3.0, left), mixed, scaled(0.0, left)))
+        update(str(index), change) for index, change in enumerate((left, scaled(-3.0, left), mixed, scaled(0.0, left)))
     ]
     flat = [torch.cat([tensor.flatten() for tensor in client.change.values()]).double() for client in clients]
     cosine = torch.nn.functional.cosine_similarity
@@ -111,7 +110,7 @@ def test_cosines_are_those_of_the_changes() -> None:
 def test_unequal_submodels_are_compared_where_both_have_something() -> None:
     """The front of the larger change equals the smaller one, whatever lies behind it."""
     small = CONTEXT.space[0]
-    clients = [make_update("whole", direction(1)), make_update("part", direction(1, small), small)]
+    clients = [update("whole", direction(1)), update("part", direction(1, small), small)]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
 
 
@@ -156,10 +155,8 @@ def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
 
 
 def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
-    """Return the number of splits in 19 rounds of eight similar clients and one that has a new name in each round.
-
-    The eight share a direction, have one of the same norm each to themselves, and learn less from round to round.
-    """
+    """Return the number of splits in 19 rounds of eight similar clients and one with a new name in each round. The eight
+    share a direction, have one of the same norm each to themselves, and learn less from round to round."""
     roles = method.roles()
     assert roles.memory.observe is not None
     assert roles.memory.remember is not None
@@ -169,9 +166,7 @@ def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) 
         changes = learned | {f"eve{number}": lie(number, scaled(3.0 * 0.8**number, common))}
         homes = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
         networks = {name: replace(CONTEXT.network, id=name) for name in set(homes.values())}
-        clients = tuple(
-            make_update(name, change, replace(WHOLE, network=homes[name])) for name, change in changes.items()
-        )
+        clients = tuple(update(name, change, replace(WHOLE, network=homes[name])) for name, change in changes.items())
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
         closed = ClosedRound(round=number, clients={name: past(homes[name]) for name in homes}, observation=outcome)
         memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)
@@ -211,12 +206,8 @@ def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, 
 def test_no_client_of_its_own_kind_keeps_others_together() -> None:
     """Four learn one thing, three another, and the eighth the opposite of both: it is set aside, and they are split."""
     first, second = direction(1), direction(2)
-    kinds = {
-        **dict.fromkeys("abcd", first),
-        **dict.fromkeys("efg", second),
-        "z": scaled(-1.0, add(first, second)),
-    }
-    clients = [make_update(name, change) for name, change in kinds.items()]
+    kinds = {**dict.fromkeys("abcd", first), **dict.fromkeys("efg", second), "z": scaled(-1.0, add(first, second))}
+    clients = [update(name, change) for name, change in kinds.items()]
     method = replace(METHOD, mean_norm=0.9, max_norm=0.5)
     assert [names for _, names in observe(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
     halves = [names for _, names in observe(replace(method, least_half=2), clients).splits[""]]
@@ -269,9 +260,9 @@ def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> Non
     small = CONTEXT.space[0]
     change = direction(1, small)
     clients = [
-        make_update("ada", change, small, weight=1.0),
-        make_update("bob", scaled(-1.0, change), small, weight=1.0),
-        make_update("cyd", scaled(0.0, direction(2)), weight=5.0),
+        update("ada", change, small, weight=1.0),
+        update("bob", scaled(-1.0, change), small, weight=1.0),
+        update("cyd", scaled(0.0, direction(2)), weight=5.0),
     ]
     assert len(observe(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
     heavier = [replace(clients[0], weight=3.0), *clients[1:]]

@@ -125,7 +125,7 @@ _OPERATORS: Mapping[str, _MakeOperator] = MappingProxyType(
 )
 
 
-def _by_convolution(layers: Layers, width_in: int, width: int) -> nn.Module:
+def _halve_by_convolution(layers: Layers, width_in: int, width: int) -> nn.Module:
     filtering = layers.normed_layer((width_in, width_in), 3, stride=2, groups=width_in, activation=nn.ReLU)
     pointwise = layers.normed_layer((width_in, width), activation=nn.ReLU)
     halving = nn.Conv2d(width_in, width, 2, stride=2, bias=layers.config.norm == "none")
@@ -133,11 +133,11 @@ def _by_convolution(layers: Layers, width_in: int, width: int) -> nn.Module:
     return _ParallelSum(nn.Sequential(OrderedDict(filter=filtering, pointwise=pointwise)), nn.Sequential(shortcut))
 
 
-def _by_pool(layers: Layers, width_in: int, width: int) -> nn.Module:
+def _halve_by_pool(layers: Layers, width_in: int, width: int) -> nn.Module:
     pool = nn.AvgPool2d(3, stride=2, padding=1)
     return nn.Sequential(OrderedDict(pool=pool, pointwise=layers.normed_layer((width_in, width), activation=nn.ReLU)))
 
 
 _REDUCTIONS: Mapping[str, Callable[[Layers, int, int], nn.Module]] = MappingProxyType(
-    {"convolution": _by_convolution, "pool": _by_pool}
+    {"convolution": _halve_by_convolution, "pool": _halve_by_pool}
 )

@@ -127,7 +127,7 @@ def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
         keeping="all",
         kernels=config.kernels,
     )
-    insides = dict(_insides(config, style, plans))
+    insides = dict(_plan_insides(config, style, plans))
     last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
     return Blueprint(
         axes=(
@@ -156,7 +156,7 @@ def _closing(
     return (f"{plan.name}.layers.{last}.{'conv' if config.norm == 'none' else norm}.weight",) * bool(plan.position)
 
 
-def _insides(
+def _plan_insides(
     config: _AnyInverted, style: _InvertedStyle, plans: tuple[BlockPlan, ...]
 ) -> Iterator[tuple[str, _Inside]]:
     halving = [plan.section for plan in plans if plan.stride > 1]
@@ -196,7 +196,7 @@ def _build(
 
     def block(plan: BlockPlan) -> nn.Module:
         inside = insides[plan.name]
-        make = _fused if style.fuses and not inside.squeezed else partial(_separable, style)
+        make = _build_fused if style.fuses and not inside.squeezed else partial(_build_separable, style)
         return InvertedResidual(
             nn.Sequential(make(layers, plan, inside, sizes)),
             residual=plan.residual,
@@ -215,7 +215,7 @@ def _build(
     return nn.Sequential(modules)
 
 
-def _separable(
+def _build_separable(
     style: _InvertedStyle, layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes
 ) -> OrderedDict[str, nn.Module]:
     """A widening 1x1 convolution, a depthwise convolution, squeeze-and-excitation, and a narrowing 1x1 convolution."""
@@ -235,7 +235,7 @@ def _separable(
     return modules
 
 
-def _fused(layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
+def _build_fused(layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
     """A convolution that widens and filters, and one that narrows; a single one if the width does not change."""
     width_in, width = sizes[plan.stream_in], sizes[plan.stream]
     filtering = partial(

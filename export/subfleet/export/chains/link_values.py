@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from subfleet.export.steps.layout import (
-    after_step,
+    describe_next,
     label_of,
     mask_of,
     metric_values,
@@ -66,7 +66,7 @@ class LinkValues:
 
     @property
     def _new_buffers(self) -> tuple[ValueInfo, ...]:
-        return tuple(map(after_step, of_role(self.weights, "buffer")))
+        return tuple(map(describe_next, of_role(self.weights, "buffer")))
 
 
 def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
@@ -84,7 +84,7 @@ def update_inputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings)
 def update_outputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
     """Return the outputs of the program that updates a piece's parameters."""
     inputs = update_inputs(parameters, optimiser)
-    return tuple(after_step(value) for value in inputs if value.role in ("parameter", "optimiser_state"))
+    return tuple(describe_next(value) for value in inputs if value.role in ("parameter", "optimiser_state"))
 
 
 def chain_training(
@@ -114,7 +114,7 @@ def chain_training(
     carried = (*weights, *states_of(of_role(weights, "parameter"), optimiser), *scalars)
     fed = (scalar(name, name) for name in ("learning_rate", "batch_weight", "apply"))
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *fed, *carried)
-    return inputs, (*metric_values(objective), *map(after_step, carried))
+    return inputs, (*metric_values(objective), *map(describe_next, carried))
 
 
 def chain_evaluation(

@@ -69,7 +69,7 @@ class EstimateModel:
         shapes = coding.local_shapes.tensors
         self._coded_bytes = [prod(shapes[name]) * DTYPE_BYTES["F32"] for name in network.tensors]
         layers = layers_of(program, step, list(network.tensors))
-        linear = self._held(network, step, program) + self._objects(program, layers)
+        linear = self._count_held(network, step, program) + self._objects(program, layers)
         events_by_memory = block_events(program, layers)
         in_use = [
             self._blocks_in_use(column_counts, unrolls=program.unrolls)
@@ -79,7 +79,7 @@ class EstimateModel:
         samples = self._sizes.random(_SAMPLES)
         rows_by_memory = [
             each[np.unique((samples @ each.T).argmax(axis=1))]
-            for each in (_by_column(column_counts, len(self._sizes)) for column_counts in in_use)
+            for each in (_tabulate(column_counts, len(self._sizes)) for column_counts in in_use)
         ]
         estimates = MemoryEstimates(
             columns=self._sizes.columns(),
@@ -116,7 +116,7 @@ class EstimateModel:
         block = None if decl is None else decl.part
         return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least)
 
-    def _held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
+    def _count_held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
         """Return what the caller holds: weights, states, inputs and outputs, and the runtime's objects for each."""
         positions = {name: position for position, name in enumerate(network.tensors)}
         held: Counter[int] = Counter()
@@ -176,7 +176,7 @@ class EstimateModel:
         return columns
 
 
-def _by_column(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:
+def _tabulate(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:
     """Return moments with the blocks of each column: (moments, columns)."""
     table = np.zeros((len(in_use[0][1]), length))
     for column, counts in in_use:

@@ -12,7 +12,7 @@ from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
 
-def _to_one(function: Any, dims: int) -> Replacement:
+def _make_pool(function: Any, dims: int) -> Replacement:
     def pool(
         _context: LayerContext,
         input: Tensor,  # noqa: A002 - PyTorch's name of it
@@ -133,9 +133,9 @@ def _cumulative_products(factors: Tensor, dim: int) -> list[Tensor]:
 
 FUNCTIONS: Mapping[Any, Replacement] = MappingProxyType(
     {
-        functional.adaptive_avg_pool1d: _to_one(functional.adaptive_avg_pool1d, 1),
-        functional.adaptive_avg_pool2d: _to_one(functional.adaptive_avg_pool2d, 2),
-        functional.adaptive_avg_pool3d: _to_one(functional.adaptive_avg_pool3d, 3),
+        functional.adaptive_avg_pool1d: _make_pool(functional.adaptive_avg_pool1d, 1),
+        functional.adaptive_avg_pool2d: _make_pool(functional.adaptive_avg_pool2d, 2),
+        functional.adaptive_avg_pool3d: _make_pool(functional.adaptive_avg_pool3d, 3),
         functional.pad: _pad,
         functional.embedding_bag: _embedding_bag,
         functional.local_response_norm: _local_response_norm,

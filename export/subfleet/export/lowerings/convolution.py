@@ -87,7 +87,7 @@ def _flip(w_gock: Tensor) -> Tensor:
 
 def _by_transposed_convolution(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
     # What the forward left out at the far edge becomes output padding.
-    seen = at.seen(weight.shape[2:], gradient.shape[2:])
+    seen = at.measure_extent(weight.shape[2:], gradient.shape[2:])
     rest = [size + 2 * padding - part for size, padding, part in zip(sizes, at.padding, seen, strict=True)]
     settings = (list(at.stride), list(at.padding), list(at.dilation), True, rest, at.groups)
     d_input: Tensor = aten.convolution.default(gradient, weight, None, *settings)
@@ -119,7 +119,7 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     else:
         x_nsc = inputs.reshape(samples, at.groups, depth, *sizes).permute(1, 0, *range(3, 3 + dims), 2)
     # At the far edge the forward may leave out some positions, or the padding.
-    ends = zip(at.seen(kernel, places), sizes, at.padding, strict=True)
+    ends = zip(at.measure_extent(kernel, places), sizes, at.padding, strict=True)
     after = [seen - size - padding for seen, size, padding in ends]
     x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
     g_onp1 = gradient.transpose(0, 1).unsqueeze(-1)

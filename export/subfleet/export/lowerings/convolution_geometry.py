@@ -35,7 +35,7 @@ class Geometry:
         """Return the distance of a kernel's last position from its first, for each dimension."""
         return [step * (size - 1) for step, size in zip(self.dilation, kernel, strict=True)]
 
-    def seen(self, kernel: Sequence[int], outputs: Sequence[int]) -> list[int]:
+    def measure_extent(self, kernel: Sequence[int], outputs: Sequence[int]) -> list[int]:
         """Return how many positions of the padded input such an output depends on, from the first to the last."""
         ends = zip(self.stride, outputs, self.reach(kernel), strict=True)
         return [step * (size - 1) + reach + 1 for step, size, reach in ends]

@@ -114,7 +114,7 @@ def _by_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geomet
     (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
     multiple, rows, width = outputs // channels, sizes[0] if len(sizes) == 2 else 1, sizes[-1]
     out_rows, out_width = places[0] if len(sizes) == 2 else 1, places[-1]
-    after = at.seen(kernel, places)[-1] - width - at.padding[-1]
+    after = at.measure_extent(kernel, places)[-1] - width - at.padding[-1]
     x = inputs.reshape(samples, channels, rows, width).transpose(0, 1).reshape(1, -1, rows, width)
     x = pad_or_cut(x, [at.padding[-1]], [after])
     g = gradient.reshape(samples, channels, multiple, out_rows, out_width).permute(1, 2, 3, 0, 4)

@@ -130,6 +130,6 @@ COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 """For every target. A target adds its convolutions, and leaves out operators that its runtime has."""
 
 
-def without(table: Mapping[Any, Callable[..., Any]], *operators: Any) -> Mapping[Any, Callable[..., Any]]:
+def remove_operators(table: Mapping[Any, Callable[..., Any]], *operators: Any) -> Mapping[Any, Callable[..., Any]]:
     """Return a table without some operators."""
     return MappingProxyType({operator: lowering for operator, lowering in table.items() if operator not in operators})

@@ -64,7 +64,7 @@ def states_of(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> 
         yield from with_role(parameters, "optimiser_state", kind)
 
 
-def after_step(value: ValueInfo) -> ValueInfo:
+def describe_next(value: ValueInfo) -> ValueInfo:
     """Describe the output that holds a carried value after the step."""
     return replace(value, name=f"new.{value.name}")
 
@@ -110,7 +110,7 @@ def training_values(  # noqa: PLR0913 - each determines some of the values
         for index, shape in enumerate(randoms)
     ]
     anchors = with_role(parameters, "anchor") if objective.proximal else ()
-    return (*values, *carried, *frozen, *anchors), (*metric_values(objective), *map(after_step, carried))
+    return (*values, *carried, *frozen, *anchors), (*metric_values(objective), *map(describe_next, carried))
 
 
 def _tensor_values(tensors: Mapping[str, Tensor], role: Role) -> Iterator[ValueInfo]:

@@ -41,7 +41,7 @@ class ObjectiveRule:
 def _label_shape(ranks: Callable[[int], bool], needs: str) -> Callable[[Shape], Shape]:
     """Return a rule for labels that are one class of many."""
 
-    def over_classes(logits_shape: Shape) -> Shape:
+    def drop_classes(logits_shape: Shape) -> Shape:
         if not ranks(len(logits_shape)):
             raise ExportError(f"the network's output is of the shape {logits_shape}, but objective {needs}")
         if logits_shape[-1] < 2:
@@ -51,7 +51,7 @@ def _label_shape(ranks: Callable[[int], bool], needs: str) -> Callable[[Shape], 
             )
         return logits_shape[:-1]
 
-    return over_classes
+    return drop_classes
 
 
 def total(tensor: Tensor) -> Tensor:

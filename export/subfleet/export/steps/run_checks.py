@@ -262,7 +262,7 @@ class _RepeatedRuns:
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = StateSnapshot(self._module)
 
-        def twice(*tensors: Tensor) -> list[Tensor]:
+        def run_twice(*tensors: Tensor) -> list[Tensor]:
             with SeededRandomness(0):
                 first = self._run(tensors[: len(own)])
             if left is not None:
@@ -271,7 +271,7 @@ class _RepeatedRuns:
                 return [*first, *self._run(tensors[len(own) :])]
 
         try:
-            graph = trace_with_pytorch(twice, [*own, *(tensor.clone() for tensor in own)])
+            graph = trace_with_pytorch(run_twice, [*own, *(tensor.clone() for tensor in own)])
         finally:
             before.restore()
         clean(graph)

@@ -22,7 +22,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from subfleet.export.targets.instead import instead_of
+from subfleet.export.targets.instead import suggest_alternative
 from subfleet.export.tools import quiet
 from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
@@ -90,7 +90,8 @@ def _edge_target(node: fx.Node) -> Any:
         target, node.args = aten.arange.start_step, (0, *node.args)
     if target not in _KNOWN:
         raise ExportError(
-            f"not every ExecuTorch runtime has a kernel for {target} (node {node.name!r}); {instead_of(target)}"
+            f"not every ExecuTorch runtime has a kernel for {target} (node {node.name!r}); "
+            f"{suggest_alternative(target)}"
         )
     dropped = {*_DROPPED_OPTIONS, "memory_format"} if target is aten.clone.default else _DROPPED_OPTIONS
     node.kwargs = {name: option for name, option in node.kwargs.items() if name not in dropped}

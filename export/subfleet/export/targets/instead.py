@@ -43,7 +43,7 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
 """By the operator's name, without leading underscores."""
 
 
-def instead_of(operator: Any) -> str:
+def suggest_alternative(operator: Any) -> str:
     """Return what to do without an operator of PyTorch."""
     name = operator._schema.name.rpartition("::")[2].strip("_")  # noqa: SLF001 - PyTorch tells it nowhere else
     return _INSTEAD.get(name, "compute it by sums, products, comparisons and the functions of nn.functional")

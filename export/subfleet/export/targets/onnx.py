@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, fx
 
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
-from subfleet.export.lowerings.tables import COMMON, without
+from subfleet.export.lowerings.tables import COMMON, remove_operators
 from subfleet.export.memory.onnx_plan import plan_onnx
 from subfleet.export.nodes import shape_of
 from subfleet.export.steps.step import Step
@@ -130,7 +130,7 @@ _IR_VERSION = 10
 _ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FLOAT, "I64": onnx.TensorProto.INT64})
 
 
-_LOWERINGS = without(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops.aten.hardsigmoid.default)
+_LOWERINGS = remove_operators(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops.aten.hardsigmoid.default)
 """The runtime has kernels for the operators that are left out."""
 
 

@@ -68,8 +68,8 @@ def prepare_picture(pixels: Pixels, transform: DataTransform) -> Pixels:
 def normalise_in_place(inputs: Floats, transform: DataTransform) -> None:
     """Subtract the mean from samples (samples, ...) scaled to 0 to 1, and divide by the deviation."""
     if transform.mean:
-        inputs -= _by_channel(transform.mean)
-        inputs /= _by_channel(transform.deviation)
+        inputs -= _reshape_by_channel(transform.mean)
+        inputs /= _reshape_by_channel(transform.deviation)
 
 
 def undo_normalisation(inputs: Inputs, transform: DataTransform | None) -> Inputs:
@@ -77,11 +77,11 @@ def undo_normalisation(inputs: Inputs, transform: DataTransform | None) -> Input
     if transform is None or not transform.mean:
         return inputs
     values = np.asarray(inputs, np.float32)
-    result: Floats = values * _by_channel(transform.deviation) + _by_channel(transform.mean)
+    result: Floats = values * _reshape_by_channel(transform.deviation) + _reshape_by_channel(transform.mean)
     return result
 
 
-def _by_channel(values: tuple[float, ...]) -> Floats:
+def _reshape_by_channel(values: tuple[float, ...]) -> Floats:
     numbers = np.array(values, np.float32)
     return numbers if len(values) == 1 else numbers[:, np.newaxis, np.newaxis]
 

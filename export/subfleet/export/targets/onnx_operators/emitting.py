@@ -10,7 +10,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import fx
 
-from subfleet.export.targets.instead import instead_of
+from subfleet.export.targets.instead import suggest_alternative
 from subfleet.export.tracing import results_of
 from subfleet.protocol.errors import ExportError
 
@@ -129,7 +129,7 @@ class Emitter:
         translation = self._operators.get(node.target)
         if translation is None:
             raise ExportError(
-                f"{node.target} (node {node.name!r}) cannot be translated to ONNX; {instead_of(node.target)}"
+                f"{node.target} (node {node.name!r}) cannot be translated to ONNX; {suggest_alternative(node.target)}"
             )
         return translation(self, node)
 
