@@ -13,7 +13,7 @@ def announce_attempt(attempt: int = 1, phase: str = "measure", log_time_s: float
     return replace(info, attempt=attempt, message_id=f"run/1.{attempt}/{phase}")
 
 
-def test_a_round_that_is_tried_again_is_answered_again_at_its_new_log_time() -> None:
+def test_a_new_attempt_of_a_round_is_answered_at_its_new_log_time() -> None:
     agent = connected_agent()
     first = find_action(agent.hear(announce(1)), Keep).message
     actions = agent.hear(announce_attempt())
@@ -25,7 +25,7 @@ def test_a_round_that_is_tried_again_is_answered_again_at_its_new_log_time() -> 
     assert [entry.message for entry in agent.state.pending] == [second]
 
 
-def test_an_announcement_of_an_earlier_try_is_stale() -> None:
+def test_an_announcement_of_an_earlier_attempt_is_stale() -> None:
     agent = connected_agent()
     agent.hear(announce_attempt(2))
     (telemetry,) = agent.state.pending
@@ -34,7 +34,7 @@ def test_an_announcement_of_an_earlier_try_is_stale() -> None:
     assert agent.state.pending == (telemetry,)
 
 
-def test_a_task_of_an_earlier_try_is_refused_and_one_of_a_later_try_waits_for_its_announcement() -> None:
+def test_a_task_of_an_earlier_attempt_is_refused_and_one_of_a_later_attempt_waits_for_its_announcement() -> None:
     agent = connected_agent()
     agent.hear(announce_attempt(1, "train"))
     old = find_action(agent.hear(train_task("old")), Publish).message
@@ -48,7 +48,7 @@ def test_a_task_of_an_earlier_try_is_refused_and_one_of_a_later_try_waits_for_it
     assert agent.state.current.task == early
 
 
-def test_a_training_of_an_earlier_try_is_stopped_when_the_next_one_is_announced() -> None:
+def test_a_training_of_an_earlier_attempt_is_stopped_when_the_next_attempt_is_announced() -> None:
     agent = connected_agent()
     task = train_task()
     agent.train(task)
@@ -56,7 +56,7 @@ def test_a_training_of_an_earlier_try_is_stopped_when_the_next_one_is_announced(
     assert agent.state.current is None
 
 
-def test_models_that_follow_a_round_of_several_tries_are_taken() -> None:
+def test_models_after_a_round_of_several_attempts_are_accepted() -> None:
     agent = connected_agent()
     agent.hear(announce_attempt(3, "train"))
     agent.hear(train_task("t", attempt=3))

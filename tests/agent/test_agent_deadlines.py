@@ -6,7 +6,7 @@ from subfleet.agent.actions import Keep
 from subfleet.agent.events import TimePassed
 
 
-def test_a_task_whose_blobs_have_not_come_is_refused_for_the_link() -> None:
+def test_a_task_without_its_blobs_at_its_deadline_is_refused_for_the_link() -> None:
     agent = connected_agent()
     agent.hear(announce(1, "train"))
     agent.hear(train_task())

@@ -71,7 +71,7 @@ def test_an_evaluation_from_task_to_ack() -> None:
     assert find_action(actions, Save).saved.evaluated == ()
 
 
-def test_an_evaluation_that_comes_again_is_done_once() -> None:
+def test_a_repeated_evaluation_task_is_done_once() -> None:
     agent = connected_agent()
     agent.train(evaluate_task())
     assert find_action(agent.hear(evaluate_task()), Publish) == duplicate(evaluate_task())
@@ -96,7 +96,7 @@ def test_a_training_follows_in_the_same_round_and_takes_the_place_of_an_evaluati
     assert other.state.running is None
 
 
-def test_a_device_without_held_out_data_says_so_at_once() -> None:
+def test_a_device_without_held_out_data_refuses_at_once() -> None:
     agent = connected_agent(settings=AgentSettings(profile=replace(profile(), held_out_count=0)))
     agent.hear(announce(1, "train"))
     actions = agent.hear(evaluate_task())
@@ -143,7 +143,7 @@ def test_an_evaluation_is_sent_until_its_ack_or_the_end_of_its_run() -> None:
     assert Settle(message_id=message.message_id) in settled
 
 
-def test_a_new_start_sends_kept_evaluations_again_and_does_unanswered_ones_anew() -> None:
+def test_a_restart_sends_saved_evaluations_again_and_repeats_unanswered_ones() -> None:
     agent = connected_agent()
     agent.train(evaluate_task())
     again = connected_agent(saved=agent.state.saved)
@@ -163,7 +163,7 @@ def test_an_evaluation_writes_nothing_to_the_disk_but_what_it_fetches() -> None:
     assert find_action(connected_agent(room_bytes=fetched_bytes).train(train_task()), Keep).message.reason == "disk"
 
 
-def test_nothing_is_saved_of_evaluations_where_there_are_none() -> None:
+def test_the_saved_state_has_no_evaluations_if_there_are_none() -> None:
     """An agent of an earlier release must be able to read the file."""
     assert "evaluated" not in to_plain(Saved())
     agent = connected_agent()

@@ -53,7 +53,7 @@ def test_candidates_from_task_to_ack() -> None:
     assert find_action(agent.hear(ack(scores.message_id)), Settle).message_id == scores.message_id
 
 
-def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_same_round() -> None:
+def test_a_repeated_scoring_task_is_a_duplicate_and_the_training_follows_in_the_same_round() -> None:
     agent = connected_agent()
     agent.train(score_task())
     assert find_action(agent.hear(score_task()), Publish) == duplicate(score_task())
@@ -63,7 +63,7 @@ def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_sa
     assert isinstance(find_action(agent.finish(train_task()), Keep).message, Update)
 
 
-def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_away() -> None:
+def test_a_training_replaces_a_scoring_and_its_scores_are_discarded() -> None:
     agent = connected_agent()
     agent.train(score_task())
     assert find_action(agent.train(train_task()), StopWork).task_id == "s1"
@@ -86,7 +86,7 @@ def test_candidates_that_the_device_cannot_try_are_refused(task: Task, reason: s
     assert not any(isinstance(action, StartWork) for action in actions)
 
 
-def test_scores_that_nobody_waits_for_are_not_sent_again() -> None:
+def test_scores_of_an_earlier_round_are_not_sent_again() -> None:
     agent = connected_agent()
     agent.train(score_task())
     scores = find_action(agent.score(score_task()), Keep).message
@@ -94,7 +94,7 @@ def test_scores_that_nobody_waits_for_are_not_sent_again() -> None:
     assert find_action(agent.hear(announce(2)), Settle).message_id == scores.message_id
 
 
-def test_a_new_start_sends_kept_scores_again_and_scores_unanswered_candidates_anew() -> None:
+def test_a_restart_sends_saved_scores_again_and_repeats_unanswered_scorings() -> None:
     agent = connected_agent()
     agent.train(score_task())
     again = connected_agent(saved=agent.state.saved)
@@ -104,7 +104,7 @@ def test_a_new_start_sends_kept_scores_again_and_scores_unanswered_candidates_an
     assert once_more.first == (Keep(message=scores),)
 
 
-def test_reasons_can_be_sent_whatever_stands_in_them() -> None:
+def test_reasons_with_any_characters_can_be_sent() -> None:
     agent = connected_agent()
     agent.train(score_task())
     candidate = CandidateScore(score=None, reason="no image: \udcff\0.png" + "x" * 5000)

@@ -173,7 +173,7 @@ def test_a_failed_training_is_refused_with_its_reason(reason: str) -> None:
     assert agent.state.running is None
 
 
-def test_a_refusal_can_be_sent_whatever_stands_in_the_error() -> None:
+def test_a_refusal_of_an_error_with_any_characters_can_be_sent() -> None:
     agent = connected_agent()
     agent.train(train_task())
     failed = WorkFailed(task_id="t1", reason="data", detail="no image: \udcff\0.png", available_bytes=None)
@@ -198,7 +198,7 @@ def test_a_program_for_another_runtime_is_refused_at_once() -> None:
     assert not any(isinstance(action, Fetch) for action in actions)
 
 
-def test_a_blob_that_cannot_be_had_is_a_refusal_and_ends_the_other_transfers() -> None:
+def test_a_blob_that_cannot_be_fetched_is_a_refusal_and_ends_the_other_transfers() -> None:
     agent = connected_agent()
     agent.hear(announce(1, "train"))
     agent.hear(train_task())
@@ -219,7 +219,7 @@ def test_a_task_without_an_answer_at_its_deadline_is_refused_and_its_training_st
 # --- which task ---
 
 
-def test_a_task_that_comes_again_is_a_duplicate_before_and_after_its_answer() -> None:
+def test_a_repeated_task_is_a_duplicate_before_and_after_its_answer() -> None:
     agent = connected_agent()
     task = train_task()
     agent.train(task)
@@ -240,7 +240,7 @@ def test_a_newer_task_replaces_the_older_one_and_waits_until_the_worker_is_free(
     assert agent.hear(train_task("t1"))[-1] == Publish(message=ack_of(train_task("t1"), "duplicate"))
 
 
-def test_the_result_of_a_replaced_training_is_thrown_away() -> None:
+def test_the_result_of_a_replaced_training_is_discarded() -> None:
     agent = connected_agent()
     agent.train(train_task("t1"))
     agent.hear(train_task("t2"))
@@ -263,7 +263,7 @@ def test_a_round_that_moves_on_ends_the_training_and_keeps_the_update_of_the_rou
 @pytest.mark.parametrize(
     "stale", [train_task("old", 1), train_task("other", 2, run_id="before"), train_task("late", 2, client_id="pi2")]
 )
-def test_tasks_of_the_past_and_of_others_are_not_done(stale: object) -> None:
+def test_tasks_of_earlier_rounds_other_runs_and_other_clients_are_refused(stale: object) -> None:
     agent = connected_agent()
     agent.hear(announce(2, "train"))
     actions = agent.hear(stale)  # type: ignore[arg-type]  # the parameters are tasks
@@ -271,7 +271,7 @@ def test_tasks_of_the_past_and_of_others_are_not_done(stale: object) -> None:
     assert all(getattr(action.message, "status", "") == "refused" for action in actions if isinstance(action, Publish))
 
 
-def test_older_announcements_are_stale_for_a_while_and_news_after_a_connect() -> None:
+def test_older_announcements_are_stale_for_a_while_and_valid_after_a_connect() -> None:
     agent = connected_agent()
     agent.hear(announce(2, "train"))
     agent.hear(announce(1))
@@ -286,7 +286,7 @@ def test_older_announcements_are_stale_for_a_while_and_news_after_a_connect() ->
     assert agent.state.round == announce(1)
 
 
-def test_a_server_that_was_started_anew_may_measure_the_same_round_again() -> None:
+def test_a_restarted_server_may_measure_the_same_round_again() -> None:
     agent = connected_agent()
     agent.train(train_task())
     assert isinstance(find_action(agent.hear(announce(1)), Keep).message, Telemetry)
@@ -344,7 +344,7 @@ def test_the_agent_leaves_when_its_run_is_over_and_its_last_ack_is_here() -> Non
     assert leaves(agent, 3)
 
 
-def test_a_ack_that_never_comes_does_not_keep_the_agent_for_ever() -> None:
+def test_a_missing_ack_delays_the_end_of_the_agent_for_a_limited_time() -> None:
     agent = leaver()
     agent.hear(announce(3, "train"))
     agent.hear(deploy_task())
@@ -373,7 +373,7 @@ def test_without_the_option_the_agent_stays_for_the_next_run() -> None:
 # --- starting again ---
 
 
-def test_a_new_start_sends_kept_answers_again_and_trains_the_unanswered_task_anew() -> None:
+def test_a_restart_sends_saved_answers_again_and_repeats_the_unanswered_training() -> None:
     agent = connected_agent()
     agent.train(train_task("t1", 1))
     agent.finish(train_task("t1", 1))

@@ -12,7 +12,7 @@ from subfleet.protocol.messages import Refusal
 
 
 @pytest.mark.parametrize("odd", [{"sample_count": -1}, {"loss": 1e300}, {"square_loss": -1.0}])
-def test_a_training_with_one_is_refused(odd: dict[str, Any]) -> None:
+def test_a_training_with_an_invalid_result_is_refused(odd: dict[str, Any]) -> None:
     agent = connected_agent()
     agent.train(train_task())
     refusal = find_action(

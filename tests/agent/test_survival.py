@@ -48,7 +48,7 @@ def test_a_task_that_killed_its_process_once_is_done_again() -> None:
     assert board.disk.survival == Survival()
 
 
-def test_a_death_before_the_work_begins_is_none_at_work() -> None:
+def test_a_death_before_the_work_begins_does_not_count() -> None:
     board = Board()
     board.note(board.agent.hear(announce(1, "train")))
     board.note(board.agent.hear(train_task()))
@@ -59,7 +59,7 @@ def test_a_death_before_the_work_begins_is_none_at_work() -> None:
     assert (board.begun, board.refusals) == (["t1"], [])
 
 
-def test_models_that_are_placed_are_no_work_that_kills() -> None:
+def test_deaths_while_models_are_placed_do_not_count() -> None:
     board = Board()
     board.note(board.agent.hear(announce(3, "train")))
     board.note(board.agent.hear(deploy_task()))
@@ -82,7 +82,7 @@ def end_badly(board: Board, task: Task) -> None:
 
 
 @pytest.mark.parametrize("end", [end_well, end_badly])
-def test_a_work_that_came_to_its_end_shows_that_the_death_before_it_was_a_chance(end: object) -> None:
+def test_completed_work_clears_the_death_before_it(end: object) -> None:
     board = Board()
     for number in (1, 2, 3):
         task = train_task(f"t{number}", number)
@@ -94,7 +94,7 @@ def test_a_work_that_came_to_its_end_shows_that_the_death_before_it_was_a_chance
     assert board.offered_bytes() == BUDGET_BYTES
 
 
-def test_a_work_that_was_told_to_stop_does_not_show_that() -> None:
+def test_stopped_work_does_not_clear_the_death_before_it() -> None:
     board = Board()
     board.begin(train_task("t1", 1))
     board.kill()
@@ -106,7 +106,7 @@ def test_a_work_that_was_told_to_stop_does_not_show_that() -> None:
     assert board.offered_bytes() == 250
 
 
-def test_a_result_that_nobody_waits_for_shows_it_all_the_same() -> None:
+def test_a_result_that_is_not_awaited_clears_the_death_before_it() -> None:
     board = Board()
     board.begin(train_task("t1", 1))
     board.kill()
@@ -115,7 +115,7 @@ def test_a_result_that_nobody_waits_for_shows_it_all_the_same() -> None:
     assert board.disk.survival.deaths == ()
 
 
-def test_one_death_in_each_of_two_tasks_teaches_by_the_leaner_one() -> None:
+def test_one_death_in_each_of_two_tasks_sets_the_limit_by_the_smaller_one() -> None:
     board = Board()
     board.begin(train_task("t1", 1, planned_peak_bytes=400))
     board.start()
@@ -148,19 +148,19 @@ def test_a_newer_task_is_begun_when_it_takes_no_more_than_what_was_learned() -> 
     assert find_action(actions, StartWork).memory_limit_bytes == 250
 
 
-def test_a_budget_that_is_smaller_anyway_is_told_as_such() -> None:
+def test_a_budget_below_the_learned_limit_is_reported_as_free_memory() -> None:
     board = board_killed_twice()
     board.agent.free_bytes = 400
     board.begin(train_task("t2", 1, planned_peak_bytes=240))
     assert (board.refusals[-1].available_bytes, "are free for training now" in board.refusals[-1].detail) == (200, True)
 
 
-def test_a_task_that_draws_paths_by_free_memory_was_to_take_all_of_it() -> None:
+def test_a_task_that_draws_paths_by_free_memory_counts_with_the_whole_budget() -> None:
     board = board_killed_twice(train_task(paths=PathSettings()))
     assert board.refusals[0].available_bytes == BUDGET_BYTES // 2
 
 
-def test_a_worker_that_the_system_killed_teaches_at_once() -> None:
+def test_a_worker_that_the_system_killed_sets_a_limit_at_once() -> None:
     board = Board()
     board.begin(train_task())
     failed = WorkFailed(task_id="t1", reason="memory", detail="killed", available_bytes=250, killed=True)
@@ -182,7 +182,7 @@ def test_a_process_that_is_stopped_on_purpose_has_not_died() -> None:
     assert (board.refusals, board.disk.survival.deaths) == ([], ())
 
 
-def test_a_stop_shows_nothing_of_a_death_before_it() -> None:
+def test_a_stop_does_not_clear_a_death_before_it() -> None:
     board = Board()
     board.begin(train_task())
     board.kill()
@@ -192,7 +192,7 @@ def test_a_stop_shows_nothing_of_a_death_before_it() -> None:
     assert board.refusals[0].task_id == "t1"
 
 
-def test_a_stop_without_work_asks_for_nothing() -> None:
+def test_a_stop_without_work_requests_no_action() -> None:
     board = Board()
     assert board.agent.step(Stopping()) == ()
     board.begin(train_task())
@@ -202,7 +202,7 @@ def test_a_stop_without_work_asks_for_nothing() -> None:
 # --- the memory that is offered, and its recovery ---
 
 
-def test_less_is_told_in_rounds_between_them_and_of_a_log() -> None:
+def test_the_lower_budget_is_reported_in_rounds_between_rounds_and_for_a_log() -> None:
     board = board_killed_twice()
     telemetry = board.measure(2, log_low_bytes=600)
     assert telemetry.memory_budget_bytes == 250
@@ -213,7 +213,7 @@ def test_less_is_told_in_rounds_between_them_and_of_a_log() -> None:
     assert telemetry.reading.memory_free_bytes == 2000, "what was read is told as it is"
 
 
-def test_a_sixteenth_comes_back_for_each_round_that_was_survived_until_all_is_offered_again() -> None:
+def test_a_sixteenth_is_restored_for_each_survived_round_until_all_is_offered_again() -> None:
     board = board_killed_twice()
     budgets = [board.measure(number).memory_budget_bytes for number in range(2, 27)]
     assert budgets[:6] == [250, 265, 281, 298, 316, 335]
@@ -222,14 +222,14 @@ def test_a_sixteenth_comes_back_for_each_round_that_was_survived_until_all_is_of
     assert "survival" not in to_plain(board.disk), "readers of an earlier release understand it again"
 
 
-def test_a_round_that_is_announced_again_gives_nothing_back() -> None:
+def test_a_repeated_announcement_restores_nothing() -> None:
     board = board_killed_twice()
     assert [board.measure(1).memory_budget_bytes for _ in range(3)] == [250] * 3
     assert [board.measure(2).memory_budget_bytes for _ in range(3)] == [250] * 3
     assert [board.measure(3).memory_budget_bytes for _ in range(3)] == [265] * 3
 
 
-def test_a_round_with_a_death_in_it_gives_nothing_back() -> None:
+def test_a_round_with_a_death_restores_nothing() -> None:
     board = board_killed_twice()
     board.measure(2)
     assert board.measure(3).memory_budget_bytes == 265
@@ -240,7 +240,7 @@ def test_a_round_with_a_death_in_it_gives_nothing_back() -> None:
     assert board.measure(5).memory_budget_bytes == 281
 
 
-def test_a_moment_with_little_memory_does_not_end_what_was_learned() -> None:
+def test_a_moment_with_little_memory_does_not_clear_the_limit() -> None:
     board = board_killed_twice()
     board.agent.free_bytes = 100
     assert [board.measure(number).memory_budget_bytes for number in (2, 3)] == [50, 50]
@@ -248,7 +248,7 @@ def test_a_moment_with_little_memory_does_not_end_what_was_learned() -> None:
     assert board.measure(4).memory_budget_bytes == 281
 
 
-def test_who_dies_again_at_what_was_left_gives_half_of_that() -> None:
+def test_further_deaths_halve_the_limit_again() -> None:
     board = board_killed_twice()
     board.measure(2)
     board.begin(train_task("t2", 2, planned_peak_bytes=200))
@@ -264,7 +264,7 @@ def test_who_dies_again_at_what_was_left_gives_half_of_that() -> None:
 # --- on the disk ---
 
 
-def test_a_file_of_an_earlier_release_is_read_and_what_is_learned_comes_back_as_it_was() -> None:
+def test_a_state_of_an_earlier_release_is_read_and_the_survival_record_is_restored() -> None:
     assert from_plain(Saved, to_plain(Saved(done=("t1",)))) == Saved(done=("t1",))
     assert "survival" not in to_plain(Saved())
     begun = Begun(task_id="t1", memory_bytes=500)
@@ -283,7 +283,7 @@ def test_a_file_of_an_earlier_release_is_read_and_what_is_learned_comes_back_as_
         {"deaths": 2},
     ],
 )
-def test_a_damaged_record_is_refused_as_a_whole_file_is(damaged: dict[str, object]) -> None:
+def test_a_damaged_record_is_refused(damaged: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         from_plain(Saved, {"survival": damaged})
 

@@ -8,7 +8,7 @@ from subfleet.agent.actions import Keep, MeasureForRound
 from subfleet.protocol.readings import LogLow
 
 
-def test_what_a_log_has_is_told_to_who_asks_for_it() -> None:
+def test_figures_of_a_log_are_reported_if_the_announcement_asks_for_them() -> None:
     agent = connected_agent()
     plain = find_action(agent.hear(announce(1)), Keep).message
     assert plain.log_low is None

@@ -37,7 +37,7 @@ def test_the_page_has_the_layers_that_import_linter_enforces() -> None:
     assert listed == layers(tool["importlinter"]["contracts"])
 
 
-def test_every_folder_that_the_page_names_is_there() -> None:
+def test_every_folder_that_the_page_names_exists() -> None:
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", PAGE)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []

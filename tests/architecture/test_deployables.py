@@ -47,7 +47,7 @@ def test_the_citation_has_the_version_the_licence_and_the_address_of_the_project
     ]
 
 
-def test_hooks_before_a_commit_are_what_make_check_runs_and_need_no_network() -> None:
+def test_hooks_before_a_commit_are_those_of_make_check_and_need_no_network() -> None:
     text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     entries = re.findall(r"^ +entry: \.venv/bin/(.+?)(?: --force-exclude)?$", text, re.MULTILINE)
     assert entries == list(HOOKS)

@@ -54,7 +54,7 @@ def test_every_module_imports_without_heavy_packages(package: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_block_blocks() -> None:
+def test_a_blocked_package_cannot_be_imported() -> None:
     result = _run(PROGRAM, ",".join(BLOCKED), "subfleet.arrays")
     assert result.returncode != 0
     assert "numpy" in result.stderr

@@ -94,5 +94,5 @@ def test_a_private_name_is_found(source: str, name: str) -> None:
         "from __future__ import annotations",
     ],
 )
-def test_own_names_and_special_ones_are_none(source: str) -> None:
+def test_own_names_and_special_names_are_not_private_names(source: str) -> None:
     assert [*list_private_names(source)] == []

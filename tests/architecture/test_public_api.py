@@ -53,7 +53,7 @@ def test_modules_are_found_in_order() -> None:
     assert {module.split(".")[0] for module in NAMES} == {"subfleet"}
 
 
-def test_the_groups_are_those_that_we_register_under() -> None:
+def test_the_entry_point_groups_are_those_of_the_project() -> None:
     groups = re.findall(r'^\[project\.entry-points\."([\w.]+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert sorted(rows("Entry points")) == sorted(groups)
     assert {registry.group for registry in (METHODS, FAMILIES, PRESETS, DATASETS)} <= set(groups)
@@ -63,7 +63,7 @@ def test_the_groups_are_those_that_we_register_under() -> None:
             assert thing in NAMES[module], f"{name} is a signature, but not promised"
 
 
-def test_the_commands_are_those_that_there_are() -> None:
+def test_the_commands_are_complete() -> None:
     documented = rows("Commands")
     group = typer.main.get_group(app)
     assert documented["subfleet"] == sorted(group.commands)
@@ -83,7 +83,7 @@ def list_imports(folder: Path) -> Iterator[tuple[str, str]]:
                 yield from ((node.module or "", alias.name) for alias in node.names)
 
 
-def test_a_plug_in_needs_nothing_but_what_is_promised() -> None:
+def test_a_plug_in_needs_only_public_names() -> None:
     imports = set(list_imports(ROOT / "examples" / "plugin"))
     assert len(imports) > 10
     assert [pair for pair in sorted(imports) if pair[1] not in NAMES.get(pair[0], ())] == []

@@ -28,11 +28,11 @@ IMPORT = re.compile(
         ("from subfleet.observers.wandb import wandb\n", False),
     ],
 )
-def test_what_is_looked_for(line: str, matches: bool) -> None:
+def test_the_pattern_matches_imports_of_these_libraries(line: str, matches: bool) -> None:
     assert bool(IMPORT.search(line)) == matches
 
 
-def test_no_module_of_ours_imports_one_by_itself() -> None:
+def test_no_module_imports_such_a_library_directly() -> None:
     modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     assert len(modules) > 400
     importing = [str(path.relative_to(ROOT)) for path in modules if IMPORT.search(path.read_text(encoding="utf-8"))]

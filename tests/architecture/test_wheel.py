@@ -58,7 +58,7 @@ def _read_metadata(wheel: Path) -> Message:
 
 
 @pytest.mark.slow
-def test_the_wheel_says_whose_it_is_and_where_to_look(wheel: Path) -> None:
+def test_the_wheel_names_its_authors_and_urls(wheel: Path) -> None:
     metadata = _read_metadata(wheel)
     assert metadata["Author"] == "The Subfleet authors"
     urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
@@ -67,7 +67,7 @@ def test_the_wheel_says_whose_it_is_and_where_to_look(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_board_with_a_build_of_its_own_is_brought_no_runtime_and_no_numpy(wheel: Path) -> None:
+def test_the_extra_for_boards_with_their_own_builds_has_no_runtime_and_no_numpy(wheel: Path) -> None:
     requirements = _read_metadata(wheel).get_all("Requires-Dist", [])
     bare, edge = (
         {re.split(r"[<>=\[; ]", line)[0] for line in requirements if f"extra == '{extra}'" in line}
@@ -100,7 +100,7 @@ def test_the_wheel_registers_our_methods_families_networks_and_data_and_has_thei
 
 
 @pytest.mark.slow
-def test_the_example_is_read_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+def test_the_example_is_read_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     process = subprocess.run(

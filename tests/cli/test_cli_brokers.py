@@ -11,13 +11,13 @@ from subfleet.transport.address import BrokerAddress
 NOTHING: dict[str, None] = {"ca": None, "cert": None, "key": None, "password_file": None}
 
 
-def test_without_a_broker_the_embedded_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_broker_the_embedded_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBFLEET_PASSWORD", "of a broker elsewhere")
     assert read_broker_address(None, **NOTHING) is None
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_an_option_that_is_for_another_broker_is_refused_without_one(name: str) -> None:
+def test_an_option_for_a_broker_is_refused_without_one(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} needs a broker"):
         read_broker_address(None, **{**NOTHING, name: Path("file")})
 

@@ -103,7 +103,7 @@ def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[
 
 
 @pytest.mark.slow
-def test_what_training_took_is_a_table_of_its_own(folders: list[str]) -> None:
+def test_the_costs_of_training_have_their_own_table(folders: list[str]) -> None:
     for index, folder in enumerate(folders[:3]):
         path = Path(folder) / "summary.json"
         seconds = {"mean_s": 2.0 + index, "deviation_s": 0.5, "count": 2}
@@ -187,12 +187,12 @@ def test_a_run_that_is_over_is_not_resumed(folders: list[str]) -> None:
     assert "is over already" in result.stderr
 
 
-def test_where_there_is_no_run_the_next_step_is_told(tmp_path: Path) -> None:
+def test_without_runs_the_next_step_is_named(tmp_path: Path) -> None:
     assert "subfleet run quickstart" in invoke("runs", "list", "--runs", str(tmp_path)).stdout
 
 
 @pytest.mark.slow
-def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> None:
+def test_a_comparison_names_the_models_of_the_accuracies(folders: list[str]) -> None:
     for index, folder in enumerate(folders):
         path = Path(folder) / "summary.json"
         model = {"short": "w1/2 d1" if index == 1 else "full"} if index < 3 else None
@@ -207,7 +207,7 @@ def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> N
     assert "w1/2 d1" in shown
 
 
-def test_a_run_of_which_nothing_was_aggregated_is_refused(folders: list[str]) -> None:
+def test_a_run_without_aggregated_updates_is_refused(folders: list[str]) -> None:
     path = Path(folders[0]) / "summary.json"
     path.write_text(json.dumps({**SUMMARY, "accuracy": None, "metrics": {}, "rounds": []}), encoding="utf-8")
     result = invoke("compare", *folders)
@@ -216,7 +216,7 @@ def test_a_run_of_which_nothing_was_aggregated_is_refused(folders: list[str]) ->
 
 
 @pytest.mark.slow
-def test_runs_whose_updates_were_altered_say_so_beside_the_others(folders: list[str]) -> None:
+def test_runs_with_altered_updates_are_marked(folders: list[str]) -> None:
     assert "outliers" not in invoke("compare", *folders).stdout
     kinds = [
         {"scaled": {"eve": 2}, "left_out": {}},
@@ -233,7 +233,7 @@ def test_runs_whose_updates_were_altered_say_so_beside_the_others(folders: list[
 
 
 @pytest.mark.slow
-def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], tmp_path: Path) -> None:
+def test_runs_are_compared_by_the_headline_metric_of_their_kind(folders: list[str], tmp_path: Path) -> None:
     """A lower error is better, for the worst seed and for the gain."""
     errors = {"heterofl": (0.5, 0.6, 0.4), "fjord": (0.4, 0.45, 0.35)}
     for folder in map(Path, folders):

@@ -82,7 +82,7 @@ def test_every_family_is_documented_exactly_once_with_its_settings() -> None:
         assert settings == {field.name for field in dataclasses.fields(FAMILIES[name])} - REQUIRED, name
 
 
-def test_the_example_configuration_runs_without_any_file_of_ours_or_a_demo(
+def test_the_example_configuration_needs_no_files_of_the_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_the_example_configuration_runs_without_any_file_of_ours_or_a_demo(
     assert read_run(Path("mine.toml")) == config
 
 
-def test_a_configuration_that_is_not_there_may_be_one_that_we_ship() -> None:
+def test_an_unknown_configuration_is_answered_with_the_included_ones() -> None:
     with pytest.raises(FileError, match=r"or one of \[.*'fleet', .*'quickstart'.*\]; did you mean 'fleet'"):
         read_run("fleat")
 

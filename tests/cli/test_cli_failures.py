@@ -181,7 +181,7 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     assert choose_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 
-def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Path) -> None:
+def test_text_of_a_device_does_not_control_the_operators_terminal(tmp_path: Path) -> None:
     code = (
         "import logging; from subfleet.cli.errors import report_errors; from subfleet.protocol.errors import RunError\n"
         "with report_errors(verbose=False):\n"
@@ -197,7 +197,7 @@ def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Pa
 @pytest.mark.parametrize(
     ("verbose", "lines"), [(True, ["subfleet.x DEBUG ours", "y WARNING theirs"]), (False, ["y WARNING theirs"])]
 )
-def test_verbose_tells_what_happens_in_subfleet_and_not_in_libraries(
+def test_verbose_shows_debug_messages_of_subfleet_and_not_of_libraries(
     verbose: bool, lines: list[str], tmp_path: Path
 ) -> None:
     code = (

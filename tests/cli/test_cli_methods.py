@@ -60,7 +60,7 @@ def test_the_list_as_json_has_the_same_fields_for_all() -> None:
     assert "no learnable steps" in listed["nefl"]["status"]
 
 
-def test_a_methods_parameters_are_shown_beside_what_its_paper_has() -> None:
+def test_a_methods_parameters_are_shown_beside_the_values_of_its_paper() -> None:
     result = CliRunner().invoke(app, ["methods", "fedtrans"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in result.output.splitlines() if "│" in line]

@@ -72,7 +72,7 @@ def test_a_path_is_written_with_the_weights_from_before_fine_tuning(tmp_path: Pa
     np.testing.assert_allclose(outputs, module(torch.from_numpy(sample)).detach(), atol=1e-5)
 
 
-def test_a_path_that_is_none_is_refused_with_what_there_is(tmp_path: Path) -> None:
+def test_an_invalid_path_is_refused_with_the_valid_operators(tmp_path: Path) -> None:
     runs = write_run(tmp_path / "runs" / "run", supernet=init_state(NETWORK, 4))
     code, output = invoke("run", "--runs", runs)
     assert code == 10
@@ -83,7 +83,7 @@ def test_a_path_that_is_none_is_refused_with_what_there_is(tmp_path: Path) -> No
     assert "a path has 1 operators, but the network has 2 choices" in output
 
 
-def test_a_run_without_a_supernet_or_that_is_not_over_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_supernet_or_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     runs = write_run(tmp_path / "runs" / "run")
     code, output = invoke("run", "--runs", runs, "--random", 1)
     assert code != 0

@@ -55,7 +55,7 @@ def preflight(folder: Path, config: str, cache: Path) -> Result:
     return CliRunner().invoke(app, ["preflight", str(path), "--json"], env={"SUBFLEET_CACHE": str(cache)})
 
 
-def test_networks_that_devices_bring_are_exported_in_place_of_the_model(cache: CacheFolder, tmp_path: Path) -> None:
+def test_networks_of_devices_are_exported_in_place_of_the_model(cache: CacheFolder, tmp_path: Path) -> None:
     model, _, _ = CONFIG.partition("[method]")
     result = preflight(tmp_path, model + DEVICE_NETWORKS, cache.path)
     assert result.exit_code == 0, result.output
@@ -64,7 +64,7 @@ def test_networks_that_devices_bring_are_exported_in_place_of_the_model(cache: C
     assert all(verdict["planned_peak_bytes"] > 0 for verdict in verdicts)
 
 
-def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
+def test_every_submodel_is_exported_and_reported(tmp_path: Path) -> None:
     result = preflight(tmp_path, CONFIG, tmp_path / "cache")
     assert result.exit_code == 0, result.output
     verdicts = json.loads(result.stdout)
@@ -84,7 +84,7 @@ def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").glob("*.program"))) == 2
 
 
-def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(cache: CacheFolder, tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_exported_is_one_sentence_and_an_exit_code(cache: CacheFolder, tmp_path: Path) -> None:
     result = preflight(tmp_path, CONFIG.replace("onnx", "abacus"), cache.path)
     assert result.exit_code == ExitCode.EXPORT
     assert "'abacus'" in result.stderr

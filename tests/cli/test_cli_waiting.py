@@ -28,7 +28,7 @@ def read_until(lines: Iterable[str], words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, arrives: bool) -> None:
+def test_the_server_waits_for_a_broker_until_it_starts_or_ctrl_c(tmp_path: Path, arrives: bool) -> None:
     broker = EmbeddedBroker()
     with broker:
         pass  # only to get an address

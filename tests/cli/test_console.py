@@ -86,21 +86,21 @@ def test_a_round_looks_as_it_did(width: int) -> None:
     assert table == (SNAPSHOTS / f"{width}.txt").read_text(encoding="utf-8")
 
 
-def test_why_an_update_counts_less_than_it_claims_finds_room_on_the_narrowest_screen() -> None:
+def test_the_reason_for_a_lowered_share_fits_on_the_narrowest_screen() -> None:
     capped = replace(JETSON, lowered="its share is capped at 0.5 of the round")
     words = render_round(replace(ROUND, clients=(capped, PHONE)), 80).split()
     assert " aggregated; its share is capped at 0.5 of the round phone " in " ".join(words)
 
 
 @pytest.mark.parametrize("width", range(80, 200, 3))
-def test_no_line_is_wider_than_the_screen_and_what_matters_is_there(width: int) -> None:
+def test_no_line_is_wider_than_the_screen_and_important_columns_are_shown(width: int) -> None:
     table = render_round(ROUND, width)
     assert max(cell_len(line) for line in table.splitlines()) <= width
     for cell in ("jetson", "pi-zero-2w", "w3/4 d3", "w1 d4", "39.1", "aggregated"):
         assert cell in table
 
 
-def test_what_a_narrow_screen_shows_a_wider_one_shows_too() -> None:
+def test_a_wider_screen_shows_all_columns_of_a_narrower_one() -> None:
     columns = [columns_of(render_round(ROUND, width)) for width in (80, 100, 120, 160, 200)]
     assert all(narrow <= wide for narrow, wide in itertools.pairwise(columns))
     assert columns[0] < columns[1] < columns[2] < columns[3]
@@ -172,13 +172,13 @@ def test_progress_tells_rounds_devices_and_the_time_left(left_s: float | None, t
     assert format_progress(replace(HALF, left_s=left_s)) == text
 
 
-def test_progress_tells_who_is_away_and_why() -> None:
+def test_progress_names_absent_devices_and_reasons() -> None:
     away = ("cyd: it said goodbye (it was stopped), last seen 12 s ago", "bob: no heartbeat for 41 s")
     text = "round 2 of 5: 3 of 6 devices have answered; away: " + ", ".join(away)
     assert format_progress(replace(HALF, away=away)) == text
 
 
-def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
+def test_on_a_terminal_the_next_output_replaces_the_progress_line() -> None:
     output = io.StringIO()
     display = Tables(Console(file=output, force_terminal=True, width=100, color_system=None))
     display.progressed(HALF)
@@ -193,7 +193,7 @@ def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
     assert output.getvalue() == f"{first}{erased}{second}{erased}it goes on\nand on\n{first}{erased}"
 
 
-def test_in_a_log_a_round_has_one_line_at_its_begin() -> None:
+def test_in_a_log_a_round_has_one_line_at_its_start() -> None:
     output = io.StringIO()
     display = PlainLines(Console(file=output, width=100))
     for number, answered in ((2, 0), (2, 1), (2, 2), (3, 0), (3, 1)):

@@ -55,7 +55,7 @@ def invoke(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_every_command_that_reads_one_says_so(folder: Path, kind: str) -> None:
+def test_every_command_that_reads_a_damaged_summary_reports_it(folder: Path, kind: str) -> None:
     (folder / SUMMARY).write_bytes(DAMAGED[kind])
     runs = ["--runs", str(folder.parent)]
     for command in (["compare", str(folder)], ["runs", "list", *runs]):
@@ -68,19 +68,19 @@ def test_every_command_that_reads_one_says_so(folder: Path, kind: str) -> None:
         assert "Traceback" not in output
 
 
-def test_a_run_that_is_not_over_has_none(folder: Path) -> None:
+def test_an_unfinished_run_has_no_summary(folder: Path) -> None:
     assert read_summary(folder) is None
     result = invoke("compare", str(folder))
     assert (result.exit_code, "is not over" in " ".join(result.output.split())) == (ExitCode.FILE, True)
 
 
-def test_one_whose_turns_are_no_mapping_cannot_be_played_again(folder: Path) -> None:
+def test_a_summary_with_invalid_turns_cannot_be_replayed(folder: Path) -> None:
     write_summary(folder, RECORD | {"programs_from": 3})
     with pytest.raises(FileError, match="is damaged"):
         read_replay(folder)
 
 
-def test_one_is_written_as_a_whole_or_not_at_all(folder: Path) -> None:
+def test_a_summary_is_written_completely_or_not_at_all(folder: Path) -> None:
     write_summary(folder, RECORD)
     with pytest.raises(TypeError):
         write_summary(folder, {"accuracy": object()})

@@ -32,7 +32,7 @@ def test_the_readme_agrees_with_the_recorded_run(script: ModuleType) -> None:
     assert script.main(["--check"]) == 0
 
 
-def test_the_recorded_run_keeps_the_demos_promises(recorded: dict[str, Any]) -> None:
+def test_the_recorded_run_has_the_properties_of_the_demo(recorded: dict[str, Any]) -> None:
     check_story(recorded["summary"])
 
 
@@ -58,7 +58,7 @@ def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: di
 
 
 @pytest.mark.slow
-def test_a_block_that_says_something_else_is_found_and_mended(
+def test_a_changed_block_is_detected_and_rewritten(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "README.md"

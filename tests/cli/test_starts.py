@@ -64,7 +64,7 @@ def begin(folder: Path, error: BaseException | None, *, begun: bool = False) -> 
             raise error
 
 
-def test_a_folder_goes_only_where_it_is_new_and_nothing_began(tmp_path: Path) -> None:
+def test_a_folder_is_removed_only_if_it_is_new_and_nothing_began(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "fedfa"
     for error in (FileError("x"), ConfigError("x"), ZeroDivisionError(), KeyboardInterrupt()):
         with pytest.raises(type(error)):
@@ -81,14 +81,14 @@ def test_a_folder_goes_only_where_it_is_new_and_nothing_began(tmp_path: Path) ->
     assert (tmp_path / "other" / "run.json").exists()
 
 
-def test_beside_other_runs_only_the_new_folder_goes(tmp_path: Path) -> None:
+def test_only_the_new_folder_is_removed_beside_other_runs(tmp_path: Path) -> None:
     begin(tmp_path / "runs" / "first", None)
     with pytest.raises(FileError):
         begin(tmp_path / "runs" / "second", FileError("x"))
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
 
 
-def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
+def test_the_folder_of_another_run_is_unchanged(tmp_path: Path) -> None:
     write_description(tmp_path, read_run("fedfa", ("seed=5",)))
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(ConfigError, match="seed from 5 to 3"):
@@ -96,7 +96,7 @@ def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "run.json").read_bytes() == before
 
 
-def test_a_free_folder_is_named_and_not_made(tmp_path: Path) -> None:
+def test_a_free_folder_is_chosen_and_not_created(tmp_path: Path) -> None:
     assert choose_folder(tmp_path / "runs", "a", None) == tmp_path / "runs" / "a"
     assert list(tmp_path.iterdir()) == []
 
@@ -115,7 +115,7 @@ def test_serve_names_the_folder_as_run_does(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("stdin", [io.StringIO(""), None])
-def test_who_cannot_answer_is_told_how_to_do_without(
+def test_a_question_with_closed_standard_input_names_the_option(
     stdin: io.StringIO | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a"
@@ -132,7 +132,7 @@ def test_who_cannot_answer_is_told_how_to_do_without(
 
 
 @pytest.mark.slow
-def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
+def test_every_question_handles_closed_standard_input() -> None:
     """Only the function that handles a closed standard input may ask a question."""
     prompts = re.compile(r"\b(?:typer|click)\.(?:confirm|prompt|getchar|pause)\(|(?<![\w.])input\(|\bgetpass\(")
     sources = [
@@ -143,7 +143,7 @@ def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1"])
-def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None:
+def test_an_address_of_this_machine_alone_has_no_warning(host: str) -> None:
     from subfleet.reporting.api import HttpAddress
 
     assert HttpAddress().warning == HttpAddress(host=host).warning == ""
@@ -160,7 +160,7 @@ def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None
         ("127.0.0.1.example", "reach 127.0.0.1.example can"),
     ],
 )
-def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host: str, words: str) -> None:
+def test_an_address_that_other_machines_can_reach_has_a_warning(host: str, words: str) -> None:
     from subfleet.reporting.api import HttpAddress
 
     warning = HttpAddress(host=host).warning
@@ -169,7 +169,7 @@ def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host:
     assert warning.count("\n") == 0
 
 
-def test_the_api_is_opened_to_other_machines_only_with_a_line_that_says_so(
+def test_the_warning_is_logged_when_the_api_is_opened_to_other_machines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from subfleet.reporting.api import HttpAddress, serve_http

@@ -47,7 +47,7 @@ def run(
 
 @needs_root
 @pytest.mark.parametrize("home", [None, "/", "/nonexistent"])
-def test_a_user_without_a_home_or_a_name_finds_a_place(home: str | None, open_folder: Path) -> None:
+def test_a_user_without_a_home_or_a_name_has_a_folder(home: str | None, open_folder: Path) -> None:
     """As in a container that is started with a numeric user id."""
     environment = {name: text for name, text in os.environ.items() if name not in NAMES} | {"TMPDIR": str(open_folder)}
     if home is not None:
@@ -108,7 +108,7 @@ def test_a_console_that_cannot_show_everything_is_given_replacements(console: di
 
 @pytest.mark.parametrize("console", ASCII, ids=["encoding", "locale"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_somebody_wrote_does_not_break_the_sentence_about_it(
+def test_an_argument_that_cannot_be_encoded_does_not_break_the_error_message(
     console: dict[str, str], command: str, tmp_path: Path
 ) -> None:
     wrong = {COMMANDS[0]: ("run", "naïve─.toml"), COMMANDS[1]: ("predict", "naïve─.onnx", "--data", "digits:test")}
@@ -134,9 +134,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("doctor",)])
 @pytest.mark.parametrize("command", ["subfleet", "subfleet-edge"])
-def test_windows_is_one_sentence_whatever_is_asked_for(
-    command: str, arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_windows_is_one_sentence_for_every_command(command: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     result = run((sys.executable, "-c", WINDOWS, command, *arguments), tmp_path, environment=os.environ)
     assert (result.returncode, result.stdout) == (ExitCode.SYSTEM, "")
     assert result.stderr == f"{command}: Subfleet does not support Windows; use WSL 2\n"

@@ -22,9 +22,7 @@ METER = cast("Meter", None)
 
 
 @pytest.mark.parametrize(("operators", "macs_per_s"), [((), None), (("Conv", "Gemm"), 2e9)])
-def test_a_device_announces_what_its_profile_says_of_its_runtime(
-    operators: tuple[str, ...], macs_per_s: float | None
-) -> None:
+def test_a_device_announces_the_settings_of_its_profile(operators: tuple[str, ...], macs_per_s: float | None) -> None:
     architecture = Architecture(axes=(("stream", Prefix(size=4)),)) if operators else None
     profile = replace(
         load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=architecture
@@ -43,7 +41,7 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
 
 
 @pytest.mark.parametrize(("detected", "of_profile", "announced"), [(8, 8, 8), (32, 8, 32), (16, 64, 64), (8, None, 8)])
-def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
+def test_the_packing_width_is_the_maximum_of_profile_and_machine(
     detected: PackingWidth, of_profile: PackingWidth | None, announced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(describing, "detect_packing_width", lambda: detected)
@@ -51,13 +49,13 @@ def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
     assert describe_device("pi", profile, "onnx", SUMMARY, METER).packing_width == announced
 
 
-def test_what_no_server_would_keep_is_one_sentence() -> None:
+def test_a_profile_that_cannot_be_announced_is_one_sentence() -> None:
     profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
     with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but must have at most 1024"):
         describe_device("pi", profile, "onnx", SUMMARY, METER)
 
 
-def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
+def test_an_architecture_is_given_as_json_or_as_a_file(tmp_path: Path) -> None:
     architecture = Architecture(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
     text = canonical_json(architecture).decode()
     (tmp_path / "mine.json").write_text(text, encoding="utf-8")
@@ -68,7 +66,7 @@ def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("network", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
-def test_a_network_of_its_own_is_told_as_it_was_said(network: str, tmp_path: Path) -> None:
+def test_a_network_is_given_as_json_or_as_a_file(network: str, tmp_path: Path) -> None:
     laptop = replace(load_profile("laptop"), architecture=Architecture(name="before"))
     (tmp_path / "mine.json").write_text(network, encoding="utf-8")
     for option in (network, str(tmp_path / "mine.json")):

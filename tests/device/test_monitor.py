@@ -84,7 +84,7 @@ CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t80\t1\nmemory\
         (False, CGROUPS.format(enabled=0), "cpu\n", False),  # outside a container there is no limit to lack
     ],
 )
-def test_a_container_without_memory_limits_is_known(
+def test_a_container_without_memory_limits_is_recognised(
     tmp_path: Path, *, mark: bool, kernel: str | None, controllers: str | None, lacking: bool
 ) -> None:
     for name, text in (("mark", "" if mark else None), ("cgroups", kernel), ("cgroup.controllers", controllers)):
@@ -99,14 +99,16 @@ def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("available_bytes", "free_bytes"), [(300, 300), (5000, 400)])
-def test_free_memory_is_what_the_process_may_really_use(tmp_path: Path, available_bytes: int, free_bytes: int) -> None:
+def test_free_memory_is_the_minimum_of_system_and_control_group(
+    tmp_path: Path, available_bytes: int, free_bytes: int
+) -> None:
     meter = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2}), available_bytes=lambda: available_bytes)
     log_time_s, reading = meter.read(12.0)
     assert log_time_s is None
     assert (reading.memory_free_bytes, reading.cgroup_limit_bytes) == (free_bytes, 1000)
 
 
-def test_what_is_kept_for_the_next_training_counts_as_free_for_it(tmp_path: Path) -> None:
+def test_memory_held_for_the_next_training_counts_as_free(tmp_path: Path) -> None:
     available, held = lambda: 300, lambda: 50
     meter = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2}), available_bytes=available, held_bytes=held)
     assert meter.read(None)[1].memory_free_bytes == 350
@@ -124,7 +126,9 @@ def test_this_machine_can_be_read() -> None:
 @pytest.mark.parametrize(
     "error", [PermissionError(13, "Permission denied"), RuntimeError("no /proc/stat"), KeyError("x")]
 )
-def test_what_a_system_hides_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_reading_that_the_system_refuses_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise error
 
@@ -135,7 +139,7 @@ def test_what_a_system_hides_is_unknown(tmp_path: Path, monkeypatch: pytest.Monk
     assert limited == Reading(memory_free_bytes=400, cgroup_limit_bytes=1000)
 
 
-def test_a_sensor_that_says_nonsense_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_sensor_reading_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = SimpleNamespace(current=math.nan)
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"a": [broken, SimpleNamespace(current=41.0)]})
     monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(percent=math.nan, power_plugged=True))

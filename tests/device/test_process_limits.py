@@ -27,7 +27,7 @@ NEAR_BYTES = 4_000_000
 @pytest.mark.parametrize(
     ("option", "kind"), [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA"), ("-v 8000000 && ulimit -d", "RLIMIT_DATA")]
 )
-def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind: str) -> None:
+def test_a_limit_of_the_process_counts_without_its_used_memory(option: str, kind: str) -> None:
     """Of two limits, the tighter one counts."""
     script = f'ulimit {option} 400000 && exec "$0" -c "$1" {kind}'
     command = ["bash", "-c", script, sys.executable, PROGRAM]
@@ -41,7 +41,7 @@ def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind:
 
 
 @pytest.mark.slow
-def test_doctor_tells_a_budget_within_the_limit() -> None:
+def test_doctor_reports_a_budget_within_the_limit() -> None:
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "doctor", "--json", "--memory-fraction", "1"]
     process = subprocess.run(
         ["bash", "-c", 'ulimit -v 400000 && exec "$@"', "bash", *command],

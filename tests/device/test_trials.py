@@ -95,12 +95,12 @@ def test_a_package_that_is_missing_is_not_broken(package_folder: Path) -> None:
         assert "pip install 'subfleet[edge]'" in trial.remedy
 
 
-def test_what_a_package_prints_stands_in_nobodys_way(package_folder: Path) -> None:
+def test_output_of_a_package_does_not_disturb_the_trial(package_folder: Path) -> None:
     put(package_folder, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
     assert try_package("psutil", "psutil").works
 
 
-def test_every_runtime_that_is_here_trains_as_pytorch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_installed_runtime_trains_as_pytorch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_runtime("onnx", "cpu").text.startswith("ONNX Runtime")
     pytest.importorskip("executorch")
     hide_binding(tmp_path, monkeypatch)
@@ -120,7 +120,7 @@ def test_the_oldest_onnx_runtime_trains_as_pytorch_does(monkeypatch: pytest.Monk
     assert try_runtime("onnx", "cpu").text.startswith("ONNX Runtime 1.23.2 ")
 
 
-def test_what_has_worked_is_not_tried_again_until_something_is_installed(
+def test_a_successful_trial_is_not_repeated_until_a_package_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts: list[tuple[str, str]] = []
@@ -154,7 +154,7 @@ def test_what_has_worked_is_not_tried_again_until_something_is_installed(
     assert set(json.loads(file.read_text())) == {"onnx cpu"}
 
 
-def test_where_nothing_can_be_noted_each_start_tries(tmp_path: Path) -> None:
+def test_without_a_writable_cache_each_start_repeats_the_trial(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     trials = [
         try_once("onnx", "cpu", file=tmp_path / "file" / "runtimes.json", attempt=lambda *_: TrialResult(text="it"))

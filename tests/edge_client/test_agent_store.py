@@ -40,19 +40,19 @@ SAVED = Saved(
 )  # fmt: skip
 
 
-def test_what_was_saved_is_loaded_by_the_next_start(tmp_path: Path) -> None:
+def test_saved_state_is_loaded_by_the_next_start(tmp_path: Path) -> None:
     AgentStore(tmp_path).save(Saved())
     AgentStore(tmp_path).save(SAVED)
     AgentStore(tmp_path).blobs.add(b"u")
     assert AgentStore(tmp_path).load() == SAVED
 
 
-def test_an_update_whose_blob_was_lost_is_not_offered_again_and_its_task_may_come_anew(tmp_path: Path) -> None:
+def test_an_update_without_its_blob_is_dropped_and_its_task_may_be_repeated(tmp_path: Path) -> None:
     AgentStore(tmp_path).save(SAVED)
     assert AgentStore(tmp_path).load() == replace(SAVED, updates=(), done=("t9", "d"))
 
 
-def test_a_new_folder_knows_nothing(tmp_path: Path) -> None:
+def test_a_new_folder_has_an_empty_state(tmp_path: Path) -> None:
     assert AgentStore(tmp_path / "a" / "b").load() == Saved()
 
 
@@ -143,7 +143,7 @@ def store_models(tmp_path: Path, **changes: Any) -> tuple[AgentStore, Task]:
     return store, task
 
 
-def test_models_stand_in_the_folder_of_their_run(tmp_path: Path) -> None:
+def test_models_are_placed_in_the_folder_of_their_run(tmp_path: Path) -> None:
     store, task = store_models(tmp_path)
     assert store.place_models(task) == ("models/run/model.onnx", "models/run/model.pte")
     assert (tmp_path / "models" / "run" / "model.pte").read_bytes() == b"model executorch"
@@ -156,7 +156,7 @@ def place_models(tmp_path: Path, run_id: str, at_s: int) -> None:
     os.utime(tmp_path / "models" / run_id, (at_s, at_s))
 
 
-def test_the_models_of_the_last_runs_stay_and_older_ones_go(tmp_path: Path) -> None:
+def test_the_models_of_the_last_runs_are_kept_and_older_ones_removed(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     for number in range(7):
         place_models(tmp_path, f"r{number}", number)
@@ -176,7 +176,7 @@ def test_models_that_are_placed_again_count_as_the_newest(tmp_path: Path) -> Non
     assert (tmp_path / "models" / "old").stat().st_mtime > 1
 
 
-def test_models_that_are_no_folders_of_ours_stay(tmp_path: Path) -> None:
+def test_other_entries_in_the_models_folder_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     foreign = tmp_path / "mine"
     foreign.mkdir()
@@ -199,7 +199,7 @@ def test_no_run_id_leads_out_of_the_folder(tmp_path: Path, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "a\0b", "x" * 200])
-def test_no_task_has_a_run_id_that_no_folder_could_have(run_id: str) -> None:
+def test_no_task_has_a_run_id_that_cannot_name_a_folder(run_id: str) -> None:
     with pytest.raises(ValueError, match="run_id"):
         train_task(run_id=run_id)
 
@@ -248,7 +248,7 @@ def make_worker(tmp_path: Path, *, hard: bool) -> TrainingWorker:
     return TrainingWorker({"fake": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="d")
 
 
-def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_path: Path) -> None:
+def test_the_worker_stops_on_request_and_trains_again_afterwards(tmp_path: Path) -> None:
     worker = make_worker(tmp_path, hard=False)
     for _ in range(2):
         worker.start(train_task(), 1000)
@@ -300,7 +300,7 @@ class ScriptedScorer:
         (math.nan, "the score is nan"),
     ],
 )
-def test_a_candidate_that_cannot_be_scored_takes_nothing_from_the_others(
+def test_a_candidate_that_cannot_be_scored_does_not_affect_the_others(
     tmp_path: Path, first: float | Exception, reason: str
 ) -> None:
     trainer = ScriptedScorer(first, 2.5)
@@ -325,14 +325,14 @@ def run_scoring(tmp_path: Path, trainer: ScriptedScorer) -> object:
 
 
 @pytest.mark.parametrize("error", [DataError("no samples"), RuntimeError("a plug-in's own")])
-def test_a_task_none_of_whose_candidates_can_be_scored_has_failed(tmp_path: Path, error: Exception) -> None:
+def test_a_task_without_a_scored_candidate_has_failed(tmp_path: Path, error: Exception) -> None:
     outcome = run_scoring(tmp_path, ScriptedScorer(error, error))
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == "failed"
     assert str(error) in outcome.detail
 
 
-def test_a_task_whose_blobs_are_gone_is_a_failure_of_its_program(tmp_path: Path) -> None:
+def test_a_task_with_missing_blobs_is_a_failure_of_its_program(tmp_path: Path) -> None:
     worker = make_worker(tmp_path, hard=False)
     worker.start(train_task("t2"), 1000)
     worker.join(10.0)

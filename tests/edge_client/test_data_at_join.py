@@ -38,7 +38,7 @@ NOT_A_NUMBER = np.where(np.arange(24).reshape(4, 6) == 7, np.nan, 0).astype(np.f
         ({"x": X, "labels": Y}, "must contain x and y"),
     ],
 )
-def test_a_device_says_what_is_wrong_with_its_arrays(
+def test_invalid_arrays_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arrays: dict[str, Any], words: str
 ) -> None:
     np.savez(tmp_path / "mine.npz", **arrays)
@@ -75,7 +75,7 @@ class Joined(Exception):  # noqa: N818 - it only ends the test's join
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_statistics_stay_on_the_device_where_it_says_so(
+def test_statistics_stay_on_the_device_if_the_option_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: bool
 ) -> None:
     def session(settings: Any, *_: object) -> None:

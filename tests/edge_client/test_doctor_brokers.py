@@ -13,7 +13,7 @@ from subfleet.transport.address import BrokerOptions
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 
 
-def test_each_thing_that_a_broker_does_not_do_is_a_finding_with_its_remedy(tmp_path: Path) -> None:
+def test_each_limit_of_a_broker_is_a_finding_with_its_remedy(tmp_path: Path) -> None:
     port = free_port()
     settings = (f"listener {port} 127.0.0.1", "allow_anonymous true", "retain_available false")
     options = DoctorOptions(
@@ -32,7 +32,7 @@ def test_each_thing_that_a_broker_does_not_do_is_a_finding_with_its_remedy(tmp_p
     assert findings["chunks"].remedy == "let the broker take messages of 65536 bytes"
 
 
-def test_a_broker_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_one_finding(tmp_path: Path) -> None:
     options = DoctorOptions(
         broker=BrokerOptions(url="mqtt://127.0.0.1:1"), device=DeviceOptions(client_id="pi", state=tmp_path / "s")
     )

@@ -110,7 +110,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("predict", "absent.onnx", "--data", "x"), 11, "absent"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_and_a_number(
+def test_an_error_is_one_sentence_and_an_exit_code(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,9 +137,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert run(capsys, "--version") == (0, f"subfleet-edge {version('subfleet')}\n", "")
 
 
-def test_a_broker_that_is_not_there_is_a_sentence(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
-) -> None:
+def test_an_unreachable_broker_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str) -> None:
     code, _, err = run(capsys, "join", NOBODY, "--data", data, "--state", str(tmp_path / "state"))
     assert code == ExitCode.TRANSPORT
     assert "no broker listens at 127.0.0.1:1" in err
@@ -217,7 +215,7 @@ def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
     monkeypatch.setattr(runtimes, "TRAINERS", Registry("fake.trainers", "runtime", find=lambda group: entries))
 
 
-def test_predict_chooses_the_trainer_by_suffix_and_speaks_json(
+def test_predict_chooses_the_trainer_by_suffix_and_prints_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_trainers(monkeypatch, fake=FakeTrainer())
@@ -265,7 +263,7 @@ def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyP
         runtimes.choose_trainer(["a", "b"], "data", attempt=succeed)
 
 
-def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
+def test_the_id_is_the_option_or_the_user_or_the_host() -> None:
     named, nameless = DeviceOptions(client_id="me"), DeviceOptions()
     assert named.choose_client_id(None) == "me"
     assert nameless.choose_client_id("me") == "me"
@@ -290,7 +288,7 @@ def test_the_command_line_overrides_the_profile() -> None:
     assert (limited.max_training_bytes, limited.disk_limit_bytes) == (300_000_000, 2**30)
 
 
-def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
+def test_join_applies_the_disk_limit_to_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
     calls: list[tuple[object, ...]] = []
 
     def hold(*arguments: object) -> NoReturn:
@@ -305,9 +303,7 @@ def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("healthy")
-def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
-) -> None:
+def test_doctor_reports_findings_and_remedies(capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str) -> None:
     state = str(tmp_path / "state")
     code, out, _ = run(capsys, "doctor", "--data", data, "--state", state, "--memory-fraction", "0.5", "--json")
     report = json.loads(out)
@@ -326,7 +322,7 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
 
 
 @pytest.mark.usefixtures("healthy")
-def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
+def test_doctor_reports_whether_a_program_fits_the_budget_to_the_byte(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(describing, "detect_packing_width", lambda: 32)
@@ -366,7 +362,7 @@ class SteadyMeter:
         raise NotImplementedError
 
 
-def test_a_capture_is_a_log_whose_rows_stand_at_whole_steps(tmp_path: Path) -> None:
+def test_a_capture_is_a_log_with_rows_at_whole_steps(tmp_path: Path) -> None:
     times = itertools.count(100.0, 0.25)  # every reading of the clock takes a quarter of a second
     slept: list[float] = []
     options = CaptureOptions(path=tmp_path / "c.csv", duration_s=10.0, step_s=5.0)

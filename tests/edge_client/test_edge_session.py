@@ -81,7 +81,7 @@ def test_a_program_that_was_damaged_on_disk_is_fetched_anew(rig: Rig) -> None:
     assert program.read_bytes() == PROGRAM
 
 
-def test_a_blob_folder_that_vanishes_costs_tasks_and_not_the_agent(rig: Rig) -> None:
+def test_a_missing_blob_folder_fails_tasks_and_not_the_agent(rig: Rig) -> None:
     rig.play_round()
     shutil.rmtree(rig.folder / "device" / "blobs")
     rig.server.announce(announce(2, "train"))
@@ -92,14 +92,14 @@ def test_a_blob_folder_that_vanishes_costs_tasks_and_not_the_agent(rig: Rig) -> 
     assert (refusal.task_id, refusal.reason) == ("t2", "disk")
 
 
-def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None:
+def test_the_memory_of_samples_is_deducted_before_the_fraction_for_training(rig: Rig) -> None:
     rig.meter.free_bytes = 480
     rig.server.announce(announce())
     rig.until(lambda: bool(rig.server.of(Telemetry)))
     assert {telemetry.memory_budget_bytes for telemetry in rig.server.of(Telemetry)} == {0}  # type: ignore[union-attr]  # of() filtered them
 
 
-def test_a_device_gives_no_more_than_its_limit_however_much_is_free(rig: Rig) -> None:
+def test_a_device_offers_at_most_its_memory_limit(rig: Rig) -> None:
     rig.kill()
     rig.max_training_bytes = 450
     rig.start()
@@ -231,7 +231,7 @@ def test_rounds_come_to_an_end_over_a_link_that_loses_doubles_and_reorders(tmp_p
     assert len(rig.trainer.jobs) == 2
 
 
-def test_a_broken_link_is_taken_up_where_it_broke(rig: Rig) -> None:
+def test_transfers_continue_after_a_broken_link(rig: Rig) -> None:
     rig.server.announce(announce(1, "train"))
     rig.server.assign(rig.server.train_task())
     for _ in range(4):
@@ -275,7 +275,7 @@ def test_models_are_placed_and_the_session_leaves(rig: Rig) -> None:
     assert goodbyes(rig) == [(False, ""), (False, "the run is over")]
 
 
-def test_who_is_stopped_says_so_after_a_word_that_servers_of_earlier_releases_read(rig: Rig) -> None:
+def test_a_stopped_session_sends_a_plain_goodbye_and_then_its_reason(rig: Rig) -> None:
     rig.until(lambda: bool(rig.server.of(Presence)))
     rig.session.close()
     rig.server.turn()
@@ -297,9 +297,7 @@ def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:
     assert len(rig.trainer.jobs) == 1
 
 
-def test_a_refused_architecture_is_told_once_however_often_it_is_answered(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_architecture_is_logged_once_for_each_problem(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     other = rig.broker.client("other")
     other.open(())
     rig.turn()

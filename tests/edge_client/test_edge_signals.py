@@ -51,9 +51,7 @@ sys.exit(main(["predict", sys.argv[3], "--data", "x.npz"]))
         ("onnxruntime", "as an error"),
     ],
 )
-def test_an_interrupted_prediction_is_one_sentence_whatever_was_being_loaded(
-    tmp_path: Path, name: str, form: str
-) -> None:
+def test_an_interruption_during_any_import_is_one_sentence(tmp_path: Path, name: str, form: str) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(b"x")
     command = [sys.executable, "-c", INTERRUPTING, name, form, str(model)]
@@ -107,7 +105,7 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, data: str, arrives: bool) -> None:
+def test_a_device_waits_for_a_broker_until_it_starts_or_ctrl_c(tmp_path: Path, data: str, arrives: bool) -> None:
     broker = pytest.importorskip("subfleet.link.broker").EmbeddedBroker()
     with broker:
         pass  # only to get an address

@@ -112,13 +112,13 @@ def run_evaluation(folder: Path, error: Exception | None, held_out: str | None =
         (ValueError("loss is -1, but must be a number of 0 or more"), "failed"),
     ],
 )
-def test_an_evaluation_that_fails_says_why(tmp_path: Path, error: SubfleetError, reason: str) -> None:
+def test_a_failed_evaluation_has_its_reason(tmp_path: Path, error: SubfleetError, reason: str) -> None:
     outcome = run_evaluation(tmp_path, error)
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == reason
 
 
-def test_a_worker_without_held_out_data_says_so(tmp_path: Path) -> None:
+def test_a_worker_without_held_out_data_names_the_option(tmp_path: Path) -> None:
     outcome = run_evaluation(tmp_path, None, held_out=None)
     assert isinstance(outcome, WorkFailed)
     assert (outcome.reason, "--held-out" in outcome.detail) == ("data", True)

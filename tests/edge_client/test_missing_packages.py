@@ -74,7 +74,7 @@ def remedy_of(sentence: str) -> str:
         ((*TORCH, "paho"),),
     ),
 )
-def test_no_remedy_sends_a_device_to_what_it_does_not_need(
+def test_no_remedy_names_packages_that_a_device_does_not_need(
     hidden: tuple[str, ...], models: list[str], tmp_path: Path
 ) -> None:
     images = tmp_path / "images" / "7"
@@ -108,7 +108,7 @@ def test_no_remedy_sends_a_device_to_what_it_does_not_need(
 
 
 @pytest.mark.slow
-def test_a_device_without_pytorch_is_told_what_runs_instead(models: list[str], tmp_path: Path) -> None:
+def test_without_pytorch_the_remedy_names_another_runtime(models: list[str], tmp_path: Path) -> None:
     options = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
     join = ["join", NOBODY, *options, "--runtime"]
     hidden = (*TORCH, "subfleet_executorch")
@@ -153,7 +153,7 @@ def findings(out: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_doctor_takes_a_boards_own_build_by_whatever_name_it_was_installed(tmp_path: Path) -> None:
+def test_doctor_accepts_a_boards_own_build_under_any_name(tmp_path: Path) -> None:
     board = put(tmp_path, {"sitecustomize.py": VENDORS})
     ((code, out, _),) = run_commands(board, ["doctor", "--json", "--state", str(tmp_path)])
     assert code == 0, out
@@ -167,9 +167,7 @@ def test_doctor_takes_a_boards_own_build_by_whatever_name_it_was_installed(tmp_p
     [(broken.RAISING, "libboard.so.8"), (broken.ABORTING, "SIGABRT"), (broken.DYING.format(number="SIGILL"), "SIGILL")],
     ids=["raises", "aborts", "dies"],
 )
-def test_a_broken_runtime_is_told_beside_one_that_works_and_join_goes_on_with_that(
-    tmp_path: Path, fault: str, words: str
-) -> None:
+def test_a_broken_runtime_is_reported_and_join_uses_one_that_works(tmp_path: Path, fault: str, words: str) -> None:
     pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
     options = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
     environment = put(tmp_path, {"onnxruntime": fault})
@@ -210,7 +208,7 @@ def test_nothing_that_breaks_ends_the_doctor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_no_runtime_works_each_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_if_no_runtime_works_one_sentence_names_each(tmp_path: Path) -> None:
     broken_both = {"onnxruntime": broken.RAISING, "subfleet_executorch": broken.DYING.format(number="SIGILL")}
     join = ["join", NOBODY, "--state", str(tmp_path / "state"), "--data", "digits:train"]
     ((code, _, err),) = run_commands(put(tmp_path, broken_both), join)

@@ -29,7 +29,7 @@ POPULATION = (("conv3",), ("identity",))
 SCORES = (PathScore(loss=0.25, accuracy=1.0), PathScore(loss=0.75, accuracy=0.5))
 
 
-def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: Path) -> None:
+def test_a_job_has_the_subspace_and_the_path_settings(tmp_path: Path) -> None:
     architecture, paths = Architecture(choices=CHOICES), PathSettings(sampler="exact", forward_macs=10**6)
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
@@ -45,7 +45,7 @@ def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: P
     assert (evaluated.choices, evaluated.work.settings.population) == (CHOICES, POPULATION)
 
 
-def test_an_update_tells_the_examples_of_each_operator_and_an_evaluation_the_scores_of_each_path() -> None:
+def test_an_update_has_the_examples_of_each_operator_and_an_evaluation_the_scores_of_each_path() -> None:
     agent, task = connected_agent(), train_task()
     agent.train(task)
     result = replace(RESULT, operator_examples=EXAMPLES)

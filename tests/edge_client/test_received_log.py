@@ -29,7 +29,7 @@ def skip(number: int = 1, reason: str = REASON, attempt: str = "") -> Ack:
     return Ack(of=of, status="accepted", reason=reason, message_id=f"skipped/{of}")
 
 
-def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_announcement_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     second_attempt = replace(announce(1), attempt=2, message_id="run/1.2/measure")
     beacons = [announce(1, phase) for phase in ("measure", "train") for _ in range(27)]
     assert log_messages(caplog, *beacons, second_attempt, second_attempt, announce(2)) == [
@@ -40,7 +40,7 @@ def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_why_a_device_has_no_task_is_told_once_until_it_changes_or_there_was_one(
+def test_the_reason_for_no_task_is_logged_once_until_it_changes_or_a_task_arrives(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     messages = (
@@ -56,7 +56,7 @@ def test_why_a_device_has_no_task_is_told_once_until_it_changes_or_there_was_one
     ]
 
 
-def test_a_session_shows_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_session_logs_the_reason_for_no_task(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(tmp_path)
     other = rig.broker.client("other")
     other.open(())

@@ -97,7 +97,7 @@ def test_a_training_that_ended_just_before_the_close_is_answered_by_the_next_sta
     assert count_works(rig) == 1
 
 
-def test_a_disk_that_cannot_be_written_does_not_keep_a_session_from_its_goodbye(
+def test_a_session_says_goodbye_although_the_disk_cannot_be_written(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin(rig)
@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_be_written_does_not_keep_a_session_from_its_goodbye(
     assert rig.worker.outcome() is not None, "its work is stopped"
 
 
-def test_a_state_file_of_an_earlier_release_is_taken_up(rig: Rig) -> None:
+def test_a_state_file_of_an_earlier_release_is_read(rig: Rig) -> None:
     rig.play_round()
     rig.until(lambda: not rig.store.load().answers)
     path = rig.folder / "device" / "agent.json"

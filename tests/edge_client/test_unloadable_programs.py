@@ -68,7 +68,7 @@ def run_scoring(folder: Path, *results: float | Exception) -> object:
     ("results", "reason"),
     [((LACKING, LACKING), "runtime"), ((LACKING, TrainingError("it broke")), "failed")],
 )
-def test_the_runtime_is_to_blame_only_where_it_loads_no_candidate(
+def test_the_reason_is_the_runtime_only_if_it_loads_no_candidate(
     tmp_path: Path, results: tuple[Exception, ...], reason: str
 ) -> None:
     failed = run_scoring(tmp_path, *results)
@@ -77,7 +77,7 @@ def test_the_runtime_is_to_blame_only_where_it_loads_no_candidate(
     assert failed.detail == "no candidate could be scored, the first because the runtime lacks Gelu"
 
 
-def test_a_candidate_that_is_not_loaded_takes_nothing_from_the_others(tmp_path: Path) -> None:
+def test_a_candidate_that_cannot_be_loaded_does_not_affect_the_others(tmp_path: Path) -> None:
     scored = run_scoring(tmp_path, LACKING, 2.0)
     assert isinstance(scored, ScoringEnded)
     assert [(candidate.score, candidate.reason) for candidate in scored.scores] == [

@@ -52,7 +52,7 @@ def weigh(task: Task, room_bytes: int, *present: str) -> Weighed:
     return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
 
-def test_a_task_takes_what_is_not_here_and_twice_its_update() -> None:
+def test_a_task_needs_its_missing_blobs_and_twice_its_update() -> None:
     task = large_task()
     assert needed_bytes(task, weigh(task, 0).lacking) == 300 + 3 * 100
     assert needed_bytes(task, weigh(task, 0, "program").lacking) == 3 * 100
@@ -88,7 +88,7 @@ def test_a_task_fits_the_disk_or_is_refused_for_it(room_bytes: int, present: tup
         (Budget(memory_bytes=1, uplink_bytes=HEADER_BYTES - 1), {"update_codec": Qsgd()}, ""),
     ],
 )
-def test_weights_and_update_are_held_against_what_was_promised(
+def test_weights_and_update_are_checked_against_the_promised_budget(
     budget: Budget, changes: dict[str, Any], words: str
 ) -> None:
     task = large_task(weight_bytes=2 * HEADER_BYTES, budget=budget, **changes)
@@ -102,7 +102,7 @@ def test_weights_and_update_are_held_against_what_was_promised(
     ("downlink_bps", "present", "slow"),
     [(None, (), False), (40_000.0, (), False), (39_000.0, (), True), (20_000.0, ("program",), False), (0.0, (), True)],
 )
-def test_what_cannot_come_in_time_is_not_begun(
+def test_a_task_that_cannot_be_fetched_in_time_is_refused(
     downlink_bps: float | None, present: tuple[str, ...], slow: bool
 ) -> None:
     """300,000 bytes in a minute are 40 kbit/s; a link without a signal counts as the slowest."""
@@ -122,7 +122,7 @@ def test_a_refused_task_is_not_fetched_and_the_next_one_is() -> None:
     assert kinds(agent.hear(train_task("t2"))).count("Fetch") == 2
 
 
-def test_the_link_is_the_one_of_the_last_reading() -> None:
+def test_the_link_is_that_of_the_last_reading() -> None:
     agent = connected_agent(downlink_bps=16_000.0)
     agent.hear(announce(1))
     agent.hear(announce(1, "train"))
@@ -141,7 +141,7 @@ def _weigh(store: AgentStore, task: Task) -> Weighed:
     return store.weigh(Weigh(task=task, pinned=frozenset(ref.sha256 for ref in task.blobs)))
 
 
-def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) -> None:
+def test_the_least_recently_used_programs_are_removed_for_a_task(tmp_path: Path) -> None:
     store = AgentStore(tmp_path, disk_limit_bytes=1000)
     old, newer = store.blobs.add(b"o" * 300), store.blobs.add(b"n" * 300)
     store.blobs.path(old)
@@ -154,7 +154,7 @@ def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) ->
     assert store.blobs.has(old), "what is refused makes nothing go"
 
 
-def test_what_is_larger_than_the_room_by_a_byte_makes_nothing_go(tmp_path: Path) -> None:
+def test_a_task_that_is_too_large_by_a_byte_removes_nothing(tmp_path: Path) -> None:
     store = AgentStore(tmp_path, disk_limit_bytes=600)
     old = store.blobs.add(b"o" * 300)
     for program_bytes, stays in ((301, True), (300, False)):  # in addition to 300 bytes of weights and updates
@@ -176,9 +176,7 @@ def test_no_more_than_half_of_the_free_disk_is_taken(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("more_bytes", [0, STATE_BYTES + 1])
-def test_what_a_device_tells_of_its_disk_before_a_round_is_what_a_task_may_take(
-    tmp_path: Path, more_bytes: int
-) -> None:
+def test_a_task_may_need_the_disk_budget_that_the_device_reported(tmp_path: Path, more_bytes: int) -> None:
     """The device reserves space for the growth of its state file; a task that needs more is refused."""
     rig = Rig(tmp_path, disk_limit_bytes=2 * 2**20)
     rig.server.announce(announce())
@@ -212,7 +210,7 @@ def test_an_update_that_finds_no_room_is_a_refusal_for_the_disk(tmp_path: Path) 
     assert refusal.reason == "disk"
 
 
-def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
+def test_100_gb_are_refused_before_a_byte_is_requested(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
     honest = rig.server.train_task()

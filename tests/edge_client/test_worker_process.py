@@ -171,7 +171,7 @@ def check_next_task(worker: WorkerProcess, workplace: Workplace) -> None:
     assert outcome.result.measured_peak_bytes == worker.process_id != os.getpid()
 
 
-def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
+def test_the_process_describes_its_data_and_does_every_kind_of_work(
     worker: WorkerProcess, workplace: Workplace
 ) -> None:
     assert worker.opened.target == "fake"
@@ -223,7 +223,7 @@ def test_a_step_without_an_end_is_ended_with_its_process_and_the_next_task_is_do
     check_next_task(worker, workplace)
 
 
-def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerProcess, workplace: Workplace) -> None:
+def test_a_task_that_stops_on_request_keeps_its_process(worker: WorkerProcess, workplace: Workplace) -> None:
     first = worker.process_id
     for _ in range(2):  # the second task has the same id
         worker.start(make_task(workplace, "wait"), LIMIT_BYTES)
@@ -246,7 +246,7 @@ def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerPr
         ("exit", "failed", None, "ended with exit code 3"),
     ],
 )
-def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_started_anew(
+def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_restarted(
     worker: WorkerProcess, workplace: Workplace, word: str, reason: str, available_bytes: int | None, detail: str
 ) -> None:
     first = worker.process_id
@@ -268,7 +268,7 @@ def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_started_anew(
         ("raise", "failed", "ValueError: odd ? text"),
     ],
 )
-def test_what_a_trainer_gives_that_is_no_result_fails_its_task_alone(
+def test_an_invalid_result_of_a_trainer_fails_only_its_task(
     worker: WorkerProcess, workplace: Workplace, word: str, reason: str, detail: str
 ) -> None:
     first = worker.process_id
@@ -280,7 +280,7 @@ def test_what_a_trainer_gives_that_is_no_result_fails_its_task_alone(
     assert worker.process_id == first
 
 
-def test_what_a_library_prints_stands_between_no_reports(worker: WorkerProcess, workplace: Workplace) -> None:
+def test_output_of_a_library_does_not_disturb_reports(worker: WorkerProcess, workplace: Workplace) -> None:
     assert isinstance(run_task(worker, make_task(workplace, "say")), TrainingOutput)
 
 
@@ -302,7 +302,7 @@ def test_a_process_that_dies_between_two_tasks_costs_neither(worker: WorkerProce
     check_next_task(worker, workplace)
 
 
-def test_one_that_cannot_read_its_data_any_more_says_so_for_its_task(workplace: Workplace, tmp_path: Path) -> None:
+def test_a_restarted_process_without_its_data_refuses_the_task(workplace: Workplace, tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     data.touch()
     with WorkerProcess(replace(workplace, data=str(data))) as worker:
@@ -317,7 +317,7 @@ def test_one_that_cannot_read_its_data_any_more_says_so_for_its_task(workplace: 
 @pytest.mark.parametrize(
     ("data", "kind", "words"), [("data.npz", DataError, "'data.npz'"), ("death", BrokenError, "code 7")]
 )
-def test_what_keeps_it_from_working_at_all_is_raised_at_the_start(
+def test_an_error_that_prevents_all_work_is_raised_at_the_start(
     workplace: Workplace, data: str, kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
@@ -367,7 +367,7 @@ def test_no_process_outlives_an_agent_that_was_killed(
         time.sleep(0.05)
 
 
-def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(workplace: Workplace) -> None:
+def test_the_process_ends_with_its_standard_input(workplace: Workplace) -> None:
     command = make_child_command("subfleet.edge_client.worker_child", str(os.getpid()))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None

@@ -109,7 +109,7 @@ def with_attack(attack: Attack | None) -> GatheredRun:
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_a_fleet_feels_its_attackers(exports: ExportPool) -> None:
+def test_an_attack_changes_the_model(exports: ExportPool) -> None:
     calm, still = (run_batch(with_attack(attack), exports) for attack in (None, LabelShuffling(strength=0.0)))
     assert calm.model == still.model
     attacked = with_attack(Backdoor(target=3, total_weight=3.0))
@@ -119,7 +119,7 @@ def test_a_fleet_feels_its_attackers(exports: ExportPool) -> None:
     assert "backdoor" not in compute_batch_figures(with_attack(None), calm)
 
 
-def test_an_attack_is_a_part_of_the_outcome() -> None:
+def test_an_attack_changes_the_fingerprint_of_a_run() -> None:
     device = DeviceSettings(id="eve", log="laptop")
     attacks: tuple[Attack | None, ...] = (None, LabelShuffling(), LabelShuffling(seed=1), Backdoor())
     runs = [

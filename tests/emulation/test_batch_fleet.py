@@ -138,7 +138,7 @@ def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: Exp
     assert run_batch(experiment(seed=6), exports).model != calm.model
 
 
-def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
+def test_a_run_takes_little_logical_time(calm: BatchResult) -> None:
     assert calm.logical_seconds < 1.0, "no attempt, heartbeat or deadline elapsed"
     assert calm.turns < 50
 
@@ -151,7 +151,7 @@ def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: Exp
         assert result.logical_seconds > 2.0, "lost messages were sent again"
 
 
-def test_who_always_refuses_keeps_nobody_from_ending(exports: ExportPool) -> None:
+def test_a_client_that_always_refuses_does_not_block_the_others(exports: ExportPool) -> None:
     refuser = RefusingTrainer()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
@@ -185,7 +185,7 @@ def test_what_clients_declare_is_what_is_trained(exports: ExportPool) -> None:
     assert (second["bob"].architecture, second["bob"].status) == ("w1 d1", "aggregated")
 
 
-def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
+def test_a_client_process_gets_its_declared_architecture(tmp_path: Path) -> None:
     architecture = Architecture(axes=(("section0.stream", Prefix(size=32)),), name="w1/2 d1")
     plain = ClientCommand(
         client_id="pi",
@@ -241,7 +241,7 @@ def test_a_run_that_does_not_end_is_given_up(exports: ExportPool) -> None:
         run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 
-def test_a_run_that_fails_says_why(exports: ExportPool) -> None:
+def test_a_failed_run_has_its_reason(exports: ExportPool) -> None:
     # Every message is lost, so no client joins; logical seconds pass at no cost.
     started_s = time.monotonic()
     deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
@@ -301,7 +301,7 @@ class ThreadedFleet:
             )
 
 
-def test_the_bits_are_those_of_devices_in_real_time(exports: ExportPool, tmp_path: Path) -> None:
+def test_the_model_has_the_bits_of_a_fleet_in_real_time(exports: ExportPool, tmp_path: Path) -> None:
     # With budgets that the memory of this process, which all clients share, does not exceed by chance.
     described = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
@@ -326,7 +326,7 @@ def test_impossible_descriptions_are_refused() -> None:
         HostSettings(turns_per_round=0)
 
 
-def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: ExportPool) -> None:
+def test_a_fixed_size_fits_the_log_most_of_the_time(exports: ExportPool) -> None:
     """A regression: a client with most memory at first kept the whole model, and skipped every later round."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))

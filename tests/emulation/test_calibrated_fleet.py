@@ -41,7 +41,7 @@ def batches(described: GatheredRun, name: str, data: Dataset) -> list[torch.Tens
     return [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
 
 
-def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: ExportPool) -> None:
+def test_calibration_sets_the_statistics_of_all_devices_data_and_keeps_the_weights(exports: ExportPool) -> None:
     described = fleet("calibrated")
     before = model_of(run_batch(fleet("averaged"), exports))
     result = run_batch(described, exports)

@@ -81,7 +81,7 @@ def test_data_that_no_device_can_read_any_more_end_the_run(
         run_batch(fleet(), exports)
 
 
-def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: ExportPool) -> None:
+def test_a_batch_that_does_not_end_reports_what_it_waits_for(exports: ExportPool) -> None:
     starved = fleet(lambda device: replace(device, profile=replace(device.profile, memory_limit="1K")))
     run = replace(starved.run, host=replace(starved.run.host, turns_per_round=20))
     with pytest.raises(

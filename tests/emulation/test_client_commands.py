@@ -20,7 +20,7 @@ def _make_command(broker: BrokerAddress, folder: Path) -> ClientCommand:
     )
 
 
-def test_a_password_is_handed_over_where_no_process_list_shows_it(tmp_path: Path) -> None:
+def test_a_password_is_passed_in_the_environment(tmp_path: Path) -> None:
     command = _make_command(parse_url("mqtt://me:mine@h"), tmp_path)
     assert "mine" not in " ".join(command.build_arguments())
     assert "mqtt://me@h:1883" in command.build_arguments()
@@ -31,14 +31,14 @@ def test_a_password_is_handed_over_where_no_process_list_shows_it(tmp_path: Path
     assert "SUBFLEET_PASSWORD" not in plain.build_environment({"SUBFLEET_PASSWORD": "of somebody else"})
 
 
-def test_a_client_is_told_what_it_never_trains_on(tmp_path: Path) -> None:
+def test_a_client_gets_its_held_out_data(tmp_path: Path) -> None:
     plain = _make_command(parse_url("mqtt://h"), tmp_path)
     assert "--held-out" not in plain.build_arguments()
     arguments = replace(plain, held_out=tmp_path / "test.npz").build_arguments()
     assert arguments[arguments.index("--held-out") + 1] == str(tmp_path / "test.npz")
 
 
-def test_a_client_is_told_what_tls_is_set_up_with(tmp_path: Path) -> None:
+def test_a_client_gets_the_tls_files(tmp_path: Path) -> None:
     files = TlsFiles(ca=Path("ca.pem"), certificate=Path("our.pem"), key=Path("our.key"))
     arguments = _make_command(BrokerAddress(host="h", port=8883, tls=files), tmp_path).build_arguments()
     assert "mqtts://h:8883" in arguments

@@ -54,10 +54,10 @@ def measure_divergence(shares: Shares, exports: ExportPool) -> float:
     return float(torch.cat(apart).norm() / torch.cat(moved).norm())
 
 
-def test_copies_of_drawn_shares_part(exports: ExportPool) -> None:
+def test_copies_with_drawn_fractions_diverge(exports: ExportPool) -> None:
     assert measure_divergence("drawn", exports) >= 0.1
 
 
 @pytest.mark.long
-def test_copies_of_equal_shares_never_part(exports: ExportPool) -> None:
+def test_copies_with_equal_fractions_stay_equal(exports: ExportPool) -> None:
     assert measure_divergence("equal", exports) < 1e-3

@@ -33,7 +33,7 @@ def plain(exports: ExportPool) -> BatchResult:
 
 
 @pytest.mark.parametrize("codec", [Qsgd(), TopK(), TopKQsgd()], ids=lambda codec: codec.TYPE)
-def test_updates_take_what_the_codec_says_and_the_fleet_learns(
+def test_updates_have_the_size_of_their_codec_and_the_fleet_learns(
     exports: ExportPool, plain: BatchResult, codec: AnyUpdateCodec
 ) -> None:
     described = experiment(update_codec=codec)
@@ -60,7 +60,7 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
     assert compute_batch_figures(described, result)["violations"] == 0
 
 
-def test_the_same_seed_rounds_alike(exports: ExportPool) -> None:
+def test_the_same_seed_gives_the_same_rounding(exports: ExportPool) -> None:
     first, second = (run_batch(experiment(update_codec=Qsgd(levels=3)), exports) for _ in range(2))
     assert first.model == second.model
 

@@ -34,7 +34,7 @@ def entries(game: str, *changes: str) -> dict[str, Run]:
 @pytest.mark.parametrize(
     ("game", "clients", "kinds"), [("fedadp-vgg", 20, 8), ("fedadp-vgg-small", 12, 6), ("fedadp-game", 12, 6)]
 )
-def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, clients: int, kinds: int) -> None:
+def test_clients_have_the_networks_of_the_paper_in_all_entries(game: str, clients: int, kinds: int) -> None:
     runs = entries(game)
     assert set(runs) >= {"fedadp", "fedadp-paper", "flexifed-basic", "flexifed-clustered", "flexifed-max", "standalone"}
     fleets = {run.fleet for run in runs.values()}

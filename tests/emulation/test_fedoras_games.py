@@ -56,7 +56,7 @@ def _name(game: str) -> str:
         ("others", {"fjord", "oort", "pyramidfl"}),
     ],
 )
-def test_entries_differ_in_nothing_but_what_they_say(game: str, names: set[str]) -> None:
+def test_entries_differ_only_in_their_named_settings(game: str, names: set[str]) -> None:
     runs = entries(game)
     assert set(runs) == names
     assert len({run.fleet for run in runs.values()}) == 1

@@ -87,7 +87,7 @@ def entries(game: str) -> dict[str, Run]:
         ),
     ],
 )
-def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
+def test_a_game_is_played_with_the_networks_of_fedtrans(
     game: str, names: tuple[str, ...], exports: ExportPool, tmp_path: Path
 ) -> None:
     runs = entries(game)
@@ -138,7 +138,7 @@ def expect_changes(game: str, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
+def test_entries_differ_in_the_settings_of_their_names(game: str) -> None:
     runs = {
         run.name.removeprefix(f"fedtrans-{game}-").removesuffix("-s1"): run
         for run in read_runs(f"fedtrans-{game}", (), (1,))
@@ -155,7 +155,7 @@ def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
 
 @with_logs
 @pytest.mark.long
-def test_samples_can_be_split_as_unequally_as_the_sweep_says() -> None:
+def test_samples_can_be_split_with_the_lowest_alpha_of_the_sweep() -> None:
     runs = [run for run in read_runs("fedtrans-heterogeneity") if run.model_of is None]
     lowest = min(run.data.partition.alpha for run in runs)
     selected = [run for run in runs if run.data.partition.alpha == lowest]

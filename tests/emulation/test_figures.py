@@ -144,7 +144,7 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_who_was_never_aggregated_has_no_model(run: Run) -> None:
+def test_a_client_that_was_never_aggregated_has_no_model(run: Run) -> None:
     described, result = run
     rounds = tuple(
         replace(

@@ -34,11 +34,11 @@ def evaluate(script: Path, command: str, contents: Sequence[str] = ("model", "mo
     return tuple(row["own"] for row in measured)
 
 
-def test_how_good_it_is_is_what_the_process_tells(process: Path) -> None:
+def test_the_value_is_that_of_the_process(process: Path) -> None:
     assert evaluate(process, """echo '{"headline": "rmse", "metrics": {"rmse": 0.5, "r2": 1}}'""") == (0.5, 0.5)
 
 
-def test_of_models_with_the_same_bytes_one_is_tried(process: Path) -> None:
+def test_models_with_the_same_bytes_are_evaluated_once(process: Path) -> None:
     """The same bytes in another format are another model."""
     log = process.parent / "tried.txt"
     command = f"""echo "$4" >> {log}; printf '{{"headline": "rmse", "metrics": {{"rmse": 0.%d}}}}' $(wc -c < "$4")"""

@@ -56,7 +56,7 @@ def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
         assert first.logs[client].read_bytes() == second.logs[client].read_bytes()
 
 
-def test_devices_that_are_alike_begin_at_other_points_of_one_log() -> None:
+def test_equal_devices_begin_at_different_points_of_a_log() -> None:
     run = with_devices(DeviceSettings(id="pi", log="raspberry_pi_4", count=3))
     log, devices = load_log("raspberry_pi_4"), gather_run(run).devices
     assert [device.client_id for device in devices] == ["pi-1", "pi-2", "pi-3"]
@@ -86,7 +86,7 @@ def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
     assert float(whole.std()) == pytest.approx(1.0, rel=1e-5)
 
 
-def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) -> None:
+def test_held_out_samples_are_written_for_client_processes(tmp_path: Path) -> None:
     run = read_run("quickstart")
     nothing = replace(run, data=replace(run.data, held_out=0.0))
     assert not write_files(gather_run(nothing), tmp_path / "none").held_out
@@ -113,7 +113,7 @@ def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:
     assert len(single.devices) == 1
 
 
-def test_samples_of_one_s_own_are_split_as_those_of_a_known_data_set_are(tmp_path: Path) -> None:
+def test_user_samples_are_split_like_those_of_a_known_data_set(tmp_path: Path) -> None:
     tasks.write_npz(tmp_path / "mine.npz", tasks.read_dataset("digits:train").take(np.arange(300)))
     two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
     from_file = gather_run(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
@@ -141,7 +141,7 @@ def test_devices_of_a_population_are_drawn_by_the_run_s_seed_and_their_id() -> N
     assert len({gather_run(run).devices[0].log.source for run in runs}) == 2
 
 
-def test_what_a_device_has_at_all_times_takes_the_place_of_logs() -> None:
+def test_a_steady_reading_replaces_logs() -> None:
     reading = Reading(memory_free_bytes=10**9, downlink_bps=1e6)
     steady = DeviceSettings(id="a", steady=reading, count=2)
     of_population = DeviceSettings(id="b", population="mixed", steady=reading, count=3)
@@ -159,14 +159,12 @@ def test_what_a_device_has_at_all_times_takes_the_place_of_logs() -> None:
         ({"profile": "laptop", "population": "mixed"}, "profile is 'laptop' beside population"),
     ],
 )
-def test_a_device_says_once_what_it_has(device: dict[str, str], words: str) -> None:
+def test_a_device_has_one_source_of_its_profile_and_log(device: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DeviceSettings(id="a", **device)  # type: ignore[arg-type]
 
 
-def test_attackers_are_those_that_the_run_names_and_client_processes_refuse_them(
-    tmp_path: Path, exports: ExportPool
-) -> None:
+def test_attackers_are_those_of_the_run_and_client_processes_refuse_them(tmp_path: Path, exports: ExportPool) -> None:
     honest = DeviceSettings(id="honest", log="laptop", count=2)
     run = with_devices(honest, DeviceSettings(id="eve", log="laptop", attack=LabelShuffling(strength=5.0)))
     assert [device.attack for device in gather_run(run).devices] == [None, None, LabelShuffling(strength=5.0)]
@@ -197,7 +195,7 @@ def test_client_processes_read_the_profiles_that_a_population_gave(tmp_path: Pat
         ((DeviceSettings(id="a", log="laptop"),), {"name": "digit", "test": "digits:test"}, ConfigError, "digits"),
     ],
 )
-def test_what_cannot_be_had_is_one_sentence(
+def test_unavailable_data_and_devices_are_one_sentence(
     devices: tuple[DeviceSettings, ...], data: dict[str, object], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

@@ -124,7 +124,7 @@ def test_the_summary_has_what_it_took(run: FinishedRun) -> None:
     assert costs["expected_rounds"]["mean_s"] == pytest.approx(sum(slowest) / 6)
 
 
-def test_people_are_told(run: FinishedRun) -> None:
+def test_the_output_describes_networks_and_costs(run: FinishedRun) -> None:
     text = "\n".join(run.printed)
     appeared, ready = text.index("network m1 has appeared, replicated from "), text.index("network m1 may be trained")
     assert appeared < ready
@@ -150,7 +150,7 @@ def test_the_page_shows_the_tree(run: FinishedRun) -> None:
     assert "A round was expected to take" in page
 
 
-def test_runs_are_compared_by_what_they_took(run: FinishedRun) -> None:
+def test_runs_are_compared_by_their_costs(run: FinishedRun) -> None:
     result = CliRunner().invoke(app, ["compare", str(run.folder), "--json"])
     assert result.exit_code == 0, result.output
     (entrant,) = json.loads(result.stdout)

@@ -70,7 +70,7 @@ def test_every_device_has_as_many_samples_of_each_class_as_in_the_published_tabl
 
 
 @pytest.mark.parametrize("name", ["league-depth", "league-width", "league-both"])
-def test_links_carry_the_architectures_that_there_are(name: str) -> None:
+def test_links_carry_the_architectures_of_the_space(name: str) -> None:
     run = read_runs(name, (), (1,))[0]
     network = network_of(run.model)
     space = list_widths if name == "league-width" else uniform_space
@@ -88,7 +88,7 @@ def _carried_bytes(run: Run, index: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["league-depth", "league-width", "league-both"])
-def test_those_attack_that_are_called_attackers_and_nobody_else(name: str) -> None:
+def test_only_devices_of_the_tier_attackers_attack(name: str) -> None:
     for run in read_runs(name, (), (1,)):
         attacking = {device.tier for device in run.fleet.expand_devices() if device.attack is not None}
         assert attacking == (set() if "-honest-" in run.name else {"attackers"}), run.name

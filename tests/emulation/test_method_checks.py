@@ -71,14 +71,12 @@ def test_a_method_that_works_is_ok(norms: NormPolicy, exports: ExportPool) -> No
         (3, "the search found ['t1', 't2'], but no client trained any of them"),
     ],
 )
-def test_a_search_that_comes_to_nothing_is_seen(rounds: int, message: str, exports: ExportPool) -> None:
+def test_a_search_without_a_result_is_reported(rounds: int, message: str, exports: ExportPool) -> None:
     search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
     assert check_method(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == message
 
 
-def test_a_check_runs_on_every_runtime_that_the_method_tells(
-    monkeypatch: pytest.MonkeyPatch, exports: ExportPool
-) -> None:
+def test_a_check_runs_on_every_runtime_of_the_method(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     used, submit = set[str](), ExportPool.submit
 
     def record(self: ExportPool, request: AnyRequest, **named: Any) -> "Future[Path]":
@@ -101,7 +99,7 @@ def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
     }
 
 
-def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
+def test_a_change_of_an_untrained_element_in_a_copy_is_reported(
     monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
     def change_last(context: AggregationContext) -> ModelState:
@@ -121,7 +119,7 @@ def _change_last_channel(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in norms.items()}
 
 
-def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
+def test_a_zeroed_untrained_element_is_reported(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     finish = Accumulator.finish
 
     def zeroing(self: Accumulator) -> dict[str, Tensor]:
@@ -133,7 +131,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("norms", mostly_long(["averaged", "recalibrated"], "averaged"))
-def test_a_loss_that_does_not_fall_is_seen(
+def test_a_loss_that_does_not_fall_is_reported(
     norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
     """Nor does a decrease count that is only due to running statistics."""
@@ -161,7 +159,7 @@ def _skip_one(context: AssignmentContext) -> Assignment:
         (_skip_one, "client client2 did not take part: skipped"),
     ],
 )
-def test_a_wrong_assignment_is_seen(
+def test_a_wrong_assignment_is_reported(
     assign: Callable[[AssignmentContext], Assignment],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,7 +169,7 @@ def test_a_wrong_assignment_is_seen(
     assert check_method(METHOD, exports).startswith(message)
 
 
-def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
+def test_bytes_that_are_not_counted_are_reported(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     count = Traffic.count
 
     def deaf(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
@@ -184,7 +182,7 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
     assert verdict.endswith(" and 0 bytes, less than its weights")
 
 
-def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
+def test_the_error_of_a_method_is_reported(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     _replace_steps(monkeypatch, space=lambda network, rates: ())
     assert check_method(METHOD, exports).startswith("the method's space of submodels is empty")
 

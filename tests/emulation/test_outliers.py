@@ -84,13 +84,11 @@ def list_outliers(result: BatchResult) -> tuple[str, ...]:
     ],
     ids=["iid", "dirichlet-0.05", "8-to-5000"],
 )
-def test_nobody_is_scaled_however_unequal_honest_devices_are(
-    method: AnyMethod, parts: Any, exports: ExportPool
-) -> None:
+def test_no_honest_device_is_scaled_in_very_unequal_fleets(method: AnyMethod, parts: Any, exports: ExportPool) -> None:
     assert list_outliers(play_run(fleet(parts()), exports, "scale", method=method)) == ()
 
 
-def test_one_device_of_1200_samples_beside_five_of_8_loses_nothing(exports: ExportPool) -> None:
+def test_a_device_of_1200_samples_among_five_of_8_is_not_scaled(exports: ExportPool) -> None:
     devices = fleet([samples(1200, 0), *(samples(8, seed) for seed in range(1, 6))])
     scaled, off = (play_run(devices, exports, outliers, rounds=4) for outliers in ("scale", "off"))
     assert scaled.model == off.model
@@ -114,7 +112,7 @@ class ExaggeratingTrainer:
         return result
 
 
-def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_file_says_so(
+def test_in_an_emulated_fleet_without_attackers_outliers_are_only_reported_by_default(
     exports: ExportPool,
 ) -> None:
     devices = fleet([samples(20, seed) for seed in range(5)])
@@ -133,7 +131,9 @@ def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_fi
 @pytest.mark.export
 @pytest.mark.parametrize("alpha", [100.0, 0.05])
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_no_method_gives_an_honest_device_away(name: str, alpha: float, exports: ExportPool, tmp_path: Path) -> None:
+def test_no_method_has_outliers_in_an_honest_fleet(
+    name: str, alpha: float, exports: ExportPool, tmp_path: Path
+) -> None:
     run = read_run(
         name,
         (

@@ -42,7 +42,7 @@ def parts_of(dataset: Dataset, name: str, clients: int, **changes: float) -> tup
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data: st.DataObject) -> None:
+def test_every_sample_goes_to_exactly_one_client_or_the_split_is_refused(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 80))
     owners = data.draw(st.lists(st.integers(-1, 8), min_size=count, max_size=count))
     dataset = samples(data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), owners)
@@ -112,7 +112,7 @@ def test_shards_that_do_not_come_out_even_leave_no_sample_over() -> None:
     assert sorted(len(part) for part in parts) == [2, 4, 4]
 
 
-def test_owners_stay_together_and_what_is_nobodys_is_dealt_out() -> None:
+def test_owners_stay_together_and_ownerless_samples_are_distributed() -> None:
     dataset = many_samples()
     assert dataset.owners is not None
     parts = parts_of(dataset, "natural", 6)
@@ -146,7 +146,7 @@ def test_iid_and_natural_need_no_class() -> None:
         ("natural", 21, "use 20 clients or fewer"),
     ],
 )
-def test_what_cannot_be_split_says_why(name: str, clients: int, words: str) -> None:
+def test_an_impossible_split_has_its_reason(name: str, clients: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parts_of(many_samples(), name, clients)
 

@@ -97,7 +97,7 @@ def played(run: Run, exports: ExportPool) -> tuple[BatchResult, list[InferReques
     return run_batch(gather_run(run), cast("ExportPool", recorded)), recorded.requests
 
 
-def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done(
+def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_have_the_transform(
     played: tuple[BatchResult, list[InferRequest]],
 ) -> None:
     result, requests = played
@@ -136,7 +136,7 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
         trainer.predict(path, str(pictures[1]))
 
 
-def test_what_an_emulated_device_trains_on_was_transformed_once(run: Run, pictures: tuple[Path, Path]) -> None:
+def test_samples_of_an_emulated_device_are_transformed_once(run: Run, pictures: tuple[Path, Path]) -> None:
     devices = gather_run(run).devices
     inputs = np.concatenate([device.data.inputs for device in devices])
     assert {device.data.transform for device in devices} == {TRANSFORM}
@@ -184,6 +184,6 @@ def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(
     assert {status["ada"], status["bob"]} == {"aggregated"}
 
 
-def test_data_of_one_scale_are_never_told_of(exports: ExportPool) -> None:
+def test_data_on_the_same_scale_have_no_warning(exports: ExportPool) -> None:
     result = run_batch(experiment(rounds=1), exports, stop=threading.Event())
     assert build_summary("a", result.result)["data_warnings"] == {}

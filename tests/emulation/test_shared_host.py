@@ -33,7 +33,7 @@ def test_a_session_serves_the_next_job_of_its_program_and_threads() -> None:
     assert host.take("b", 1) is not None
 
 
-def test_what_was_not_used_for_the_longest_goes_first() -> None:
+def test_the_least_recently_used_session_is_dropped_first() -> None:
     host = SharedHost(most=2)
     for name in ("a", "b"):
         host.keep(make_loaded(name), held_bytes=0, limit_bytes=1)

@@ -139,7 +139,7 @@ def _read_choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
-def test_a_batch_that_is_stopped_says_so(exports: ExportPool, tmp_path: Path) -> None:
+def test_a_stopped_batch_raises_an_error(exports: ExportPool, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     run = replace(read_run("quickstart"), rounds=1)

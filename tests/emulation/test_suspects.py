@@ -32,7 +32,7 @@ def statuses(result: BatchResult) -> list[str]:
 
 
 @pytest.mark.parametrize("honest", [3, 2])
-def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: ExportPool) -> None:
+def test_with_exclusion_a_run_has_the_model_of_the_honest_clients(honest: int, exports: ExportPool) -> None:
     excluding = OutlierSettings(outliers="exclude")
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
     attacked = run_batch(fleet(attacked=True, honest=honest, outliers=excluding), exports)
@@ -42,7 +42,7 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: Expor
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
 
 
-def test_scaled_down_it_costs_next_to_nothing(exports: ExportPool) -> None:
+def test_with_scaling_a_run_loses_little_accuracy(exports: ExportPool) -> None:
     """By default, a fleet with an attacker has outlier detection."""
     alone = run_batch(fleet(attacked=False, honest=3), exports)
     attacked = run_batch(fleet(attacked=True, honest=3), exports)
@@ -51,7 +51,7 @@ def test_scaled_down_it_costs_next_to_nothing(exports: ExportPool) -> None:
     assert attacked.result.method_status.endswith("updates scaled down: eve in 3 (of 3 rounds)")
 
 
-def test_a_run_that_suspects_nobody_is_spoiled(exports: ExportPool) -> None:
+def test_without_outlier_detection_the_attack_succeeds(exports: ExportPool) -> None:
     """The effect of the attack without outlier detection."""
     off = OutlierSettings(outliers="off")
     spoiled = run_batch(fleet(attacked=True, honest=3, outliers=off), exports)

@@ -91,7 +91,7 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: FinishedRun
     assert run_figures["worst_tier"] == worst(run_figures["tiers"].values())
 
 
-def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(played: FinishedRun) -> None:
+def test_evaluations_by_devices_agree_with_the_server_on_the_same_samples(played: FinishedRun) -> None:
     run, result = played.gathered.run, played.result
     network, state = network_of(run.model), unpack_state(load(result.model)).shared
     objective = run.training.objective
@@ -121,7 +121,7 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
-def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does(
+def test_metrics_of_the_exported_model_agree_with_scikit_learn_and_the_server(
     played: FinishedRun, target: str, tmp_path: Path
 ) -> None:
     run = played.gathered.run
@@ -206,9 +206,7 @@ USER_LABELS: Mapping[str, tuple[str, type]] = {
 
 
 @pytest.mark.parametrize("kind", USER_LABELS)
-def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
-    kind: str, exports: ExportPool, tmp_path: Path
-) -> None:
+def test_labels_of_user_files_may_have_any_type(kind: str, exports: ExportPool, tmp_path: Path) -> None:
     """From the partition to the figures at the end of the run."""
     name, labels = USER_LABELS[kind]
     settings = write_user_files(
@@ -222,7 +220,7 @@ def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
     assert len(compute_batch_figures(gathered, result)["own"]) == 3
 
 
-def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: ExportPool, tmp_path: Path) -> None:
+def test_binary_labels_are_partitioned_like_classes(exports: ExportPool, tmp_path: Path) -> None:
     """A model with one binary output."""
     settings = write_user_files("digits", tmp_path, lambda labels: labels % 2)
     objective = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
@@ -237,7 +235,7 @@ def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: ExportPool, t
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(GOOD))
-def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFolder) -> None:
+def test_preflight_accepts_every_kind_of_task(name: str, cache: CacheFolder) -> None:
     verdicts = [*export_submodels(read_run(name), cache)]
     assert {verdict.target for verdict in verdicts} == {"onnx", "executorch", "torch"}
     assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
@@ -246,7 +244,7 @@ def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFold
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fjord", "dynamic_selection"])
 @pytest.mark.parametrize("name", ["segmentation", "sequence"])
-def test_submodels_are_taught_wherever_there_are_classes(name: str, method: str, exports: ExportPool) -> None:
+def test_submodels_are_distilled_for_every_kind_with_classes(name: str, method: str, exports: ExportPool) -> None:
     """FjORD distils into nested widths from the larger one; dynamic selection from the whole model on noise."""
     run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
     result = run_batch(gather_run(run), exports)

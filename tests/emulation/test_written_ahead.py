@@ -36,7 +36,7 @@ def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: BatchR
         assert all(row.planned_peak_bytes <= row.budget_bytes for row in record.clients)
 
 
-def test_later_rounds_train_what_earlier_ones_wanted(searched: BatchResult) -> None:
+def test_later_rounds_train_requested_programs(searched: BatchResult) -> None:
     first, *later = searched.rounds
     tasks = {row.architecture_id for row in first.clients}
     assert first.programs_written > len(tasks), "one for each task, and a requested one"

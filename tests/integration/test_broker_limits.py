@@ -182,7 +182,7 @@ def test_a_round_is_trained_through_a_broker_with_a_limit(
         assert fleet.play() == ["aggregated", "aggregated"]
 
 
-def test_a_limit_that_was_tried_for_is_no_matter_to_devices(tmp_path: Path, data: Data, exports: ExportPool) -> None:
+def test_devices_adapt_to_a_limit_that_the_server_found(tmp_path: Path, data: Data, exports: ExportPool) -> None:
     with _open_fleet(tmp_path, ("message_size_limit 9000",), data, exports, tries_limits=True) as fleet:
         assert fleet.sizes.chunk_bytes == fleet.known.chunk_bytes == 7_680
         assert fleet.play() == ["aggregated", "aggregated"]

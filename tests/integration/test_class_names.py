@@ -72,7 +72,7 @@ def url() -> Iterator[str]:
         yield broker.url
 
 
-def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(
+def test_a_device_with_three_of_ten_classes_trains_with_the_right_labels(
     tmp_path: Path, url: str, exports: ExportPool
 ) -> None:
     """Its folders have the ranks 0, 1, 2; with these as labels, the model would unlearn the digits 7, 8, 9."""

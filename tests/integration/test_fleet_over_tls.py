@@ -119,7 +119,7 @@ def _claim_until_end(fleet: Fleet, user: str, topic: str, program: Program) -> N
         stranger.close()
 
 
-def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Fleet) -> None:
+def test_the_recipe_works_and_a_taken_lock_ends_device_and_server(fleet: Fleet) -> None:
     _write_run(fleet.folder)
     topics = Topics("main")
     serve = ["serve", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--http-port", "0"]
@@ -142,7 +142,7 @@ def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Flee
     assert not any("Traceback" in text or password in text for text in outputs for password in PASSWORDS.values())
 
 
-def test_no_user_may_speak_for_another(fleet: Fleet) -> None:
+def test_no_user_may_publish_for_another(fleet: Fleet) -> None:
     topics = Topics("main")
     server, cam, eve = (fleet.transport(user) for user in PASSWORDS)
     try:

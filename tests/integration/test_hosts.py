@@ -169,7 +169,7 @@ def test_every_host_leaves_the_same_folder(
     assert {"model.safetensors", "models/ada/model.onnx", "models/bob/model.onnx"} < trees["batch"]
 
 
-def test_every_host_tells_the_same_in_its_summary(
+def test_every_host_writes_the_same_summary(
     base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
 ) -> None:
     """The summaries have the same fields at every level, the same assignments in each round and the same model."""
@@ -202,7 +202,7 @@ def _list_names(value: Any, prefix: str = "") -> set[str]:
     )
 
 
-def test_every_host_tells_the_same_of_devices_models(
+def test_every_host_reports_the_same_models_of_devices(
     base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
 ) -> None:
     for folder in (*(base_folder / kind for kind in reports), served):
@@ -231,7 +231,7 @@ def test_the_accuracy_is_that_of_the_models_that_devices_are_given(
     assert summaries["processes"]["accuracy"] == summaries["batch"]["accuracy"], "the same bits on both hosts"
 
 
-def test_what_was_not_measured_is_empty(base_folder: Path, reports: Mapping[HostKind, _Rounds]) -> None:
+def test_unmeasured_figures_are_empty(base_folder: Path, reports: Mapping[HostKind, _Rounds]) -> None:
     measured: Mapping[HostKind, bool] = {"processes": True, "batch": False}
     for kind, is_measured in measured.items():
         folder = base_folder / kind

@@ -159,7 +159,7 @@ def _write_run_file(folder: Path, *changes: tuple[str, str]) -> str:
 
 
 @pytest.mark.slow
-def test_a_runs_file_names_them_as_it_names_ours_and_loads_no_torch(package: Path, tmp_path: Path) -> None:
+def test_a_run_names_extensions_like_built_in_ones_and_loads_no_torch(package: Path, tmp_path: Path) -> None:
     output = _run("-c", READING, _write_run_file(tmp_path), packages=(package,))
     assert output == "Lottery(least=1) Tower(input_shape=(64,), class_count=10, floors=2, width=8)\n"
 
@@ -176,12 +176,14 @@ def test_a_runs_file_names_them_as_it_names_ours_and_loads_no_torch(package: Pat
         ("floors = 2", "floors = 0", "model.floors is 0, but must be 1 or more"),
     ],
 )
-def test_errors_are_as_clear_as_for_ours(package: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_errors_are_as_clear_as_for_built_in_ones(
+    package: Path, tmp_path: Path, old: str, new: str, message: str
+) -> None:
     assert message in _run("-c", READING, _write_run_file(tmp_path, (old, new)), packages=(package,))
 
 
 @pytest.mark.slow
-def test_methods_of_others_are_listed_with_ours(package: Path) -> None:
+def test_methods_of_another_package_are_listed(package: Path) -> None:
     listed = json.loads(_run("-m", "subfleet.cli.main", "methods", "--json", packages=(package,)))
     assert listed["lottery"]["title"] == "Lottery"
     assert listed["lottery"]["status"] == listed["fedavg"]["status"] == "exact"
@@ -197,7 +199,7 @@ def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package:
 
 
 @pytest.mark.slow
-def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path, tmp_path: Path) -> None:
+def test_a_broken_package_affects_nothing_else(package: Path, broken_package: Path, tmp_path: Path) -> None:
     packages = (broken_package, package)
     assert "Usage" in _run("-m", "subfleet.cli.main", "--help", packages=packages)
     assert "Lottery(least=1)" in _run("-c", READING, _write_run_file(tmp_path), packages=packages)
@@ -225,7 +227,7 @@ def test_a_broken_package_is_in_nobodys_way(package: Path, broken_package: Path,
         ),
     ],
 )
-def test_what_is_broken_is_told_by_one_sentence_where_it_is_named(
+def test_a_broken_extension_is_one_sentence_where_it_is_named(
     package: Path, broken_package: Path, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     output = _run("-c", READING, _write_run_file(tmp_path, (old, new)), packages=(broken_package, package))
@@ -235,7 +237,7 @@ def test_what_is_broken_is_told_by_one_sentence_where_it_is_named(
 
 
 @pytest.mark.slow
-def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) -> None:
+def test_data_sets_of_another_package_are_listed_shown_and_read(package: Path) -> None:
     command = ("-m", "subfleet.cli.main", "data")
     listed = json.loads(_run(*command, "list", "--json", packages=(package,)))
     assert (listed["waves"]["summary"], listed["waves"]["files"]) == ("drawn numbers", "installed")
@@ -256,7 +258,7 @@ def test_data_sets_of_others_are_listed_shown_and_read_like_ours(package: Path) 
         ("digits", "uninstall all but one"),
     ],
 )
-def test_a_broken_data_set_is_told_in_one_sentence_where_it_is_named(
+def test_a_broken_data_set_is_one_sentence_where_it_is_named(
     package: Path, broken_package: Path, name: str, reason: str
 ) -> None:
     packages = (package, broken_package)

@@ -88,14 +88,14 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, cache: CacheFolder) -> Fresh
     return environment
 
 
-def test_it_is_the_wheels_that_answer(fresh: FreshEnvironment) -> None:
+def test_modules_are_imported_from_the_wheels(fresh: FreshEnvironment) -> None:
     output = fresh.run("python", "-c", "import subfleet.methods, subfleet_example; print(subfleet.methods.__file__)")
     assert output.startswith(str(fresh.folder))
     search_path = fresh.run("python", "-c", "import sys; print(*sys.path, sep='\\n')").splitlines()
     assert not {str(ROOT / folder) for folder in ("protocol", "server", "emulation")} & set(search_path)
 
 
-def test_what_it_brings_is_listed_with_ours(fresh: FreshEnvironment) -> None:
+def test_extensions_of_the_plug_in_are_listed(fresh: FreshEnvironment) -> None:
     methods = json.loads(fresh.run("subfleet", "methods", "--json"))
     assert methods["steady"] == {**methods["fedavg"], **methods["steady"]}
     assert (methods["steady"]["title"], methods["steady"]["status"]) == ("Steady", "exact")
@@ -107,7 +107,7 @@ def test_what_it_brings_is_listed_with_ours(fresh: FreshEnvironment) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.broker)])
-def test_its_run_ends_on_every_host(fresh: FreshEnvironment, host: str) -> None:
+def test_the_run_of_the_plug_in_ends_on_every_host(fresh: FreshEnvironment, host: str) -> None:
     file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / host)
     summary = json.loads(fresh.run("subfleet", "run", file, "--host", host, "--runs", runs, *SHORT, "--json"))
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"] * 2
@@ -123,7 +123,7 @@ def test_the_file_of_the_recipe_runs(fresh: FreshEnvironment) -> None:
 
 
 @pytest.mark.broker
-def test_it_is_served_to_a_device(fresh: FreshEnvironment) -> None:
+def test_the_run_of_the_plug_in_is_served_to_a_device(fresh: FreshEnvironment) -> None:
     file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / "served")
     alone = (*SHORT, "--set", "min_clients=1", "--runs", runs, "--http-port", "0")
     device = ("--id", "laptop", "--data", "ridges:train", "--profile", "laptop", "--replay", "laptop")
@@ -145,7 +145,7 @@ def test_it_is_served_to_a_device(fresh: FreshEnvironment) -> None:
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"]
 
 
-def test_its_own_tests_pass(fresh: FreshEnvironment) -> None:
+def test_the_tests_of_the_plug_in_pass(fresh: FreshEnvironment) -> None:
     shutil.copytree(PLUGIN / "tests", fresh.folder / "own" / "tests")
     output = fresh.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=fresh.folder / "own")
     assert " passed" in output

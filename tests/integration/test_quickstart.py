@@ -106,9 +106,7 @@ def test_each_device_has_its_own_model(finished: tuple[Path, str], summary: dict
         assert path.stat().st_size == model["bytes"]
 
 
-def test_how_good_the_model_is_for_each_device_stands_in_the_summary(
-    finished: tuple[Path, str], summary: dict[str, Any]
-) -> None:
+def test_the_summary_has_the_accuracy_of_each_device(finished: tuple[Path, str], summary: dict[str, Any]) -> None:
     """Client processes evaluated their submodels on held-out samples, over a broker."""
     folder, printed = finished
     evaluation = summary["evaluation"]
@@ -152,7 +150,7 @@ def test_the_folder_is_complete(finished: tuple[Path, str], summary: dict[str, A
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_other_seeds_tell_the_same_story_with_nothing_in_the_cache(seed: int, tmp_path: Path) -> None:
+def test_other_seeds_have_the_same_properties_with_an_empty_cache(seed: int, tmp_path: Path) -> None:
     process = quickstart(tmp_path, CacheFolder(path=tmp_path / "cache"), "--set", f"seed={seed}")
     assert process.returncode == 0, process.stderr
     check_story(json.loads((tmp_path / "quickstart" / "summary.json").read_text(encoding="utf-8")))
@@ -207,7 +205,7 @@ def _read_choices(folder: Path) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed; run: apt-get install mosquitto")
-def test_the_whole_run_is_on_mosquitto_whose_bits_are_those_of_the_embedded_broker(finished: tuple[Path, str]) -> None:
+def test_the_whole_run_uses_mosquitto(finished: tuple[Path, str]) -> None:
     """The test above compares the bits with those of a run on the embedded broker."""
     option, url, *_ = finished[1].splitlines()
     assert option == "--broker"

@@ -83,7 +83,7 @@ def test_a_round_in_numbers() -> None:
     assert (figures["planned_peak_bytes"], figures["measured_peak_bytes"], figures["utilisation"]) == (10.0, 8.0, 0.5)
 
 
-def test_parameters_are_what_takes_part_by_dotted_key() -> None:
+def test_parameters_are_the_outcome_settings_by_dotted_key() -> None:
     parameters = flatten_parameters(run_with("tensorboard"))
     assert parameters["method.type"] == "heterofl"
     assert parameters["training.learning_rate"] == "0.08"
@@ -173,7 +173,9 @@ def hearing(run: Run, folder: Path) -> Iterator[RunObserver]:
     yield RECORDING
 
 
-def test_one_that_fails_ends_neither_the_run_nor_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_observer_ends_neither_the_run_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local: Mapping[str, str] = {"failing": f"{__name__}:failing", "hearing": f"{__name__}:hearing"}
     entries = [EntryPoint(name, value, "subfleet.observers") for name, value in local.items()]
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules["observers.test_observers"])
@@ -197,7 +199,7 @@ def ending_badly(run: Run, folder: Path) -> Iterator[RunObserver]:
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_what_one_raises_or_hides_at_its_end_is_logged_and_ends_nothing(
+def test_an_error_at_the_end_of_an_observer_is_logged_and_ends_nothing(
     failing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     entries = [EntryPoint("ending", f"{__name__}:ending_badly", "subfleet.observers")]
@@ -258,7 +260,7 @@ def breaking(run: Run, folder: Path) -> Iterator[RunObserver]:
         (ObserverContract.test_a_run_that_fails_is_not_hidden, pytest.fail.Exception),
     ],
 )
-def test_the_contract_sees_what_an_observer_does_wrong(
+def test_the_contract_detects_faulty_observers(
     test: Callable[[ObserverContract, Path], None], error: type[BaseException], tmp_path: Path
 ) -> None:
     contract = ObserverContract()

@@ -130,7 +130,7 @@ def _onnx_runtime_reports() -> bool:
 
 
 @pytest.mark.skipif(not _onnx_runtime_reports(), reason="ONNX Runtime reports from 1.29 on, and this one is older")
-def test_onnx_runtime_is_caught_where_its_user_lets_it_report(tmp_path: Path) -> None:
+def test_reports_of_onnx_runtime_are_detected(tmp_path: Path) -> None:
     outcome = run_sealed(tmp_path / "loud", ["subfleet-edge", "doctor"], ORT_DISABLE_TELEMETRY="0")
     assert outcome.code == 0, outcome.output
     assert any(complaint.startswith("leaves .cache/Microsoft/") for complaint in outcome.complaints()), outcome
@@ -143,7 +143,7 @@ print(load_trainer("onnx").describe_runtime(), session_options())
 """
 
 
-def test_trainers_and_the_exporter_are_silent_in_a_program_of_somebody_else(tmp_path: Path) -> None:
+def test_trainers_and_the_exporter_are_silent_in_a_user_program(tmp_path: Path) -> None:
     outcome = run_sealed(tmp_path / "library", [sys.executable, "-c", LIBRARY_USE])
     assert outcome.code == 0, outcome.output
     assert outcome.complaints() == ()
@@ -181,7 +181,7 @@ def check(commands: Iterable[Command], by_line: Mapping[str, Outcome]) -> None:
         assert outcome.complaints(command.documented) == (), command.line
 
 
-def test_a_run_a_server_a_device_and_what_looks_at_them_report_to_nobody(played: tuple[Path, Outcome]) -> None:
+def test_a_run_a_server_a_device_and_commands_on_their_results_send_no_reports(played: tuple[Path, Outcome]) -> None:
     """The commands that load most libraries; a single test, so that there is one run for them."""
     _, run = played
     assert run.code == 0, run.output
@@ -195,12 +195,12 @@ def test_a_run_a_server_a_device_and_what_looks_at_them_report_to_nobody(played:
 
 
 @pytest.mark.long
-def test_every_other_command_reports_to_nobody(played: tuple[Path, Outcome]) -> None:
+def test_every_other_command_sends_no_reports(played: tuple[Path, Outcome]) -> None:
     lines = {line: line.split() for line in COMMANDS if line not in LOADING}
     check((COMMANDS[line] for line in lines), run_commands(played, lines))
 
 
-def test_every_command_is_among_them() -> None:
+def test_every_command_is_tested() -> None:
     lines = [*COMMANDS, "subfleet run run.toml", "subfleet serve", "subfleet-edge join", "subfleet runs replay"]
     names = [f"subfleet-edge {name}" for name in options.COMMANDS]
     for name, command in typer.main.get_group(app).commands.items():
@@ -211,7 +211,7 @@ def test_every_command_is_among_them() -> None:
 
 
 @pytest.mark.long
-def test_processes_trackers_and_a_replay_report_to_nobody(played: tuple[Path, Outcome]) -> None:
+def test_processes_trackers_and_a_replay_send_no_reports(played: tuple[Path, Outcome]) -> None:
     folder, _ = played
     trackers = ["--name", "tracked", "--set", "observers=['mlflow', 'tensorboard', 'wandb']"]
     programs = str(folder / "run" / "home" / ".cache" / "subfleet" / "programs")
@@ -228,7 +228,7 @@ print(run(load("run.toml", "host.type=batch")))
 
 
 @pytest.mark.long
-def test_a_run_from_python_reports_to_nobody(played: tuple[Path, Outcome]) -> None:
+def test_a_run_from_python_sends_no_reports(played: tuple[Path, Outcome]) -> None:
     outcome = run_sealed(played[0] / "lab", [sys.executable, "-c", LAB], linger_s=3.0)
     assert outcome.code == 0, outcome.output
     assert outcome.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()

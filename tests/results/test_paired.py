@@ -36,7 +36,7 @@ def test_the_interval_is_students(stats: Any, pairs: list[tuple[float, float]]) 
 
 @pytest.mark.slow
 @given(pairs=FIGURES)
-def test_the_other_way_round_is_its_mirror_image(pairs: list[tuple[float, float]]) -> None:
+def test_swapped_figures_give_the_negated_interval(pairs: list[tuple[float, float]]) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     forward, backward = measure_difference(first, second), measure_difference(second, first)
     assert (backward.mean, backward.low, backward.high) == pytest.approx(
@@ -54,7 +54,7 @@ def test_the_table_is_never_below_the_exact_point(stats: Any, count: int) -> Non
     assert exact_quantile * (1 - 1e-4) <= quantile <= exact_quantile * 1.02
 
 
-def test_what_the_seeds_cannot_tell_is_a_tie() -> None:
+def test_a_difference_that_may_be_zero_is_a_tie() -> None:
     assert measure_difference([0.80, 0.82, 0.79], [0.79, 0.83, 0.80]).tie
     better = measure_difference([0.80, 0.82, 0.79], [0.70, 0.72, 0.70])
     assert not better.tie

@@ -107,7 +107,7 @@ REFUSED = dataclasses.replace(
 )
 
 
-def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_screen(tmp_path: Path) -> None:
+def test_altered_updates_are_named_in_summary_report_rows_and_output(tmp_path: Path) -> None:
     rounds = tuple(
         dataclasses.replace(ROUND, round=number, clients=clients)
         for number, clients in enumerate([(AGGREGATED, SCALED, REPORTED), (AGGREGATED, SCALED, REFUSED)], 1)
@@ -131,7 +131,7 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
     assert state.cell(REFUSED) == "refused: it is not finite"
 
 
-def test_of_many_clients_those_with_most_rounds_are_named() -> None:
+def test_the_clients_with_most_altered_rounds_are_named() -> None:
     rows = [dataclasses.replace(SCALED, client_id=f"client-{number}") for number in range(1, 6)]
     rounds = [dataclasses.replace(ROUND, clients=tuple(rows)), dataclasses.replace(ROUND, clients=tuple(rows[3:]))]
     (sentence,) = describe_outliers(rounds, reported=False)
@@ -140,7 +140,7 @@ def test_of_many_clients_those_with_most_rounds_are_named() -> None:
     )
 
 
-def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> None:
+def test_costs_are_reported_for_the_run_and_for_each_round(tmp_path: Path) -> None:
     rounds = (dataclasses.replace(ROUND, model_bytes=5_000), dataclasses.replace(ROUND, round=2, seconds=4.0))
     write_results(tmp_path, name="test", result=dataclasses.replace(RESULT, rounds=rounds))
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> No
     assert "A round took 3.00 s on average (deviation 1.00 s), a device&#x27;s part of it 1.75 s on average" in page
 
 
-def test_participation_is_the_share_of_those_who_were_to_take_part() -> None:
+def test_participation_is_the_fraction_of_the_due_clients() -> None:
     states = {
         "aggregated": 4,
         "skipped: no submodel fits: the smallest needs 7 bytes of memory and the budget is 6": 2,
@@ -239,7 +239,7 @@ def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch
     assert len((tmp_path / "clients.csv").read_text(encoding="utf-8").splitlines()) == 5
 
 
-def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> None:
+def test_every_file_names_the_model_of_the_accuracy(tmp_path: Path) -> None:
     model = EvaluatedModel(kind="trained", submodel="w1/2 d1", architecture_id="a" * 16, untrained=0.25)
     rounds = (ROUND, dataclasses.replace(ROUND, round=2, model=model))
     result = dataclasses.replace(RESULT, rounds=rounds)
@@ -259,7 +259,7 @@ def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> No
     assert describe_result(nothing) == "No round was aggregated, so the model was not evaluated"
 
 
-def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Path) -> None:
+def test_unmeasured_figures_are_empty_in_every_file(tmp_path: Path) -> None:
     rounds = (ROUND.without_measurements(),)
     write_results(tmp_path, name="test", result=dataclasses.replace(RESULT, rounds=rounds))
     with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
@@ -274,7 +274,7 @@ def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Pat
     assert "0.0 s" not in page
 
 
-def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path) -> None:
+def test_a_run_without_accuracy_reports_the_metrics_of_its_kind(tmp_path: Path) -> None:
     """A device that has not answered is also in the table."""
     metrics = {"mae": 0.25, "r2": 0.5, "rmse": 0.5}
     last = dataclasses.replace(ROUND, accuracy=None, metrics=metrics, headline="rmse")
@@ -300,7 +300,7 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "rmse"])
-def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(metric: str, tmp_path: Path) -> None:
+def test_devices_own_models_are_shown_with_or_without_an_evaluation(metric: str, tmp_path: Path) -> None:
     """A server of real devices does not evaluate their models."""
     file = tmp_path / "made.onnx"
     file.write_bytes(b"model")
@@ -323,7 +323,7 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
     assert "<td>0.7500</td></tr>" in page
 
 
-def test_data_on_another_scale_are_told_in_the_report_and_on_the_screen(tmp_path: Path) -> None:
+def test_data_on_another_scale_are_named_in_report_and_output(tmp_path: Path) -> None:
     reason = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
     rows = [dataclasses.replace(AGGREGATED, client_id=f"c{number}", data_warning=reason) for number in range(5)]
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(AGGREGATED, *rows)),))

@@ -45,7 +45,7 @@ def test_the_tree_is_indented_and_names_what_is_known() -> None:
     assert "retired after round 6" in list(describe_networks((FIRST, retire(WIDER, 6))))[2]
 
 
-def test_of_one_network_there_is_no_tree() -> None:
+def test_a_single_network_has_no_tree() -> None:
     assert list(describe_networks((CONFIGURED, FIRST))) == []
     assert list(describe_networks((FIRST,))) == list(describe_networks(())) == []
 
@@ -67,14 +67,14 @@ def test_the_picture_names_every_network_that_was_in_use_and_every_change() -> N
 
 
 @pytest.mark.slow
-def test_a_network_in_which_nothing_was_changed_is_told_by_its_map_and_many_cells_by_their_number() -> None:
+def test_an_unchanged_network_is_labelled_by_its_map_and_many_cells_by_their_number() -> None:
     copied = replace(WIDER, wider=(), lineage=replace(WIDER.lineage, map=Copied()))
     assert "copied" in texts_of_tree((FIRST, copied), 6)
     many = replace(WIDER, wider=tuple(f"section{number}.block0" for number in range(9)))
     assert "9 cells wider" in texts_of_tree((FIRST, many), 6)
 
 
-def test_what_it_took_in_sentences() -> None:
+def test_costs_in_sentences() -> None:
     costs = RunCosts(
         forward_macs=2 * 10**9,
         training_macs=6 * 10**9,

@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_a_blob_is_refused(tmp_path: Path, name: str, word
         BlobStore(tmp_path / "store").add_file(tmp_path / name)
 
 
-def test_an_absent_blob_is_said_to_be_absent(tmp_path: Path) -> None:
+def test_an_absent_blob_is_reported_as_absent(tmp_path: Path) -> None:
     store, ref = BlobStore(tmp_path), BlobRef.of(b"absent")
     assert not store.has(ref)
     with pytest.raises(FileError, match="fetch it first"):
@@ -116,7 +116,7 @@ def test_a_blob_with_a_hole_is_not_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(CHUNK_BYTES + 1), bytes(CHUNK_BYTES + 9)])
-def test_a_partial_file_of_another_length_is_started_anew(tmp_path: Path, content: bytes) -> None:
+def test_a_partial_file_of_another_length_is_discarded(tmp_path: Path, content: bytes) -> None:
     store, ref = BlobStore(tmp_path), BlobRef(sha256="0" * 64, size_bytes=CHUNK_BYTES + 1)
     (tmp_path / "partial" / f"{ref.sha256}.part").write_bytes(content)
     assert store.partial(ref).received_offsets == frozenset()
@@ -129,7 +129,7 @@ def test_what_is_no_chunk_of_the_blob_is_not_written(tmp_path: Path, offset: int
         partial.write(offset, bytes(length))
 
 
-def test_prune_keeps_what_it_is_told(tmp_path: Path) -> None:
+def test_prune_keeps_the_named_blobs(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     keep, drop, half = store.add(b"keep"), store.add(b"drop"), BlobRef.of(b"half")
     store.partial(half)

@@ -64,7 +64,7 @@ def test_each_limit_is_one_finding(
     assert "a message takes" in report.findings[0].text
 
 
-def test_a_fleet_at_work_hears_nothing_of_it_and_nothing_stays(tmp_path: Path) -> None:
+def test_a_running_fleet_gets_no_messages_of_the_check_and_none_are_retained(tmp_path: Path) -> None:
     with _broker(tmp_path) as address, contextlib.ExitStack() as stack:
         listeners = [MqttTransport(address, name) for name in ("server", "device", "everything")]
         subscriptions = (TOPICS.uplink("+", "+"),), (TOPICS.all("+"), TOPICS.downlink("pi", "+")), ("#",)
@@ -97,7 +97,7 @@ def _write_access_rules(folder: Path, *rules: str) -> tuple[str, ...]:
         (("topic read subfleet/1/main/up/pi/#",), False),
     ],
 )
-def test_a_broker_that_forbids_the_trial_is_said_to_and_used(
+def test_a_broker_that_forbids_the_trial_is_reported_and_used(
     tmp_path: Path, rules: tuple[str, ...], allowed: bool
 ) -> None:
     with _broker(tmp_path, *_write_access_rules(tmp_path, *rules), anonymous=False) as address:
@@ -112,14 +112,14 @@ def test_a_broker_that_forbids_the_trial_is_said_to_and_used(
     assert all(finding.serves for finding in report.findings)
 
 
-def test_a_broker_of_mqtt_3_only_is_tried_as_well(embedded_url: str) -> None:
+def test_a_broker_with_only_mqtt_3_is_examined_as_well(embedded_url: str) -> None:
     report = _examine(parse_url(embedded_url))
     assert report.findings[0].text.startswith("reached, and it let us in; it speaks MQTT 3.1.1; a message takes")
     assert (report.shortcomings, report.chunk_bytes, report.terms) == ((), CHUNK_BYTES, BrokerTerms())
     assert query_terms(parse_url("mqtt://127.0.0.1:1"), "a") is None
 
 
-def test_a_session_learns_what_a_broker_hangs_up_for(tmp_path: Path) -> None:
+def test_a_session_learns_which_messages_end_its_connection(tmp_path: Path) -> None:
     with _broker(tmp_path, "retain_available false") as address:
         device, server = MqttTransport(address, "device"), MqttTransport(address, "server")
         try:
@@ -138,7 +138,7 @@ def test_a_session_learns_what_a_broker_hangs_up_for(tmp_path: Path) -> None:
             server.close()
 
 
-def test_what_is_larger_than_the_broker_says_is_not_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_above_the_brokers_limit_is_not_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with _broker(tmp_path, "max_packet_size 20000") as address:
         transport = MqttTransport(address, "a")
         transport.expect(BrokerTerms(message_bytes=20000))

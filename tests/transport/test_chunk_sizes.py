@@ -63,7 +63,7 @@ def test_a_blob_comes_through_any_silent_limit_and_the_next_one_at_once(
     assert sorted(receiver.requested) == list(range(0, second.size_bytes, expected)), "the size is determined once"
 
 
-def test_a_peer_that_is_silent_says_nothing_of_the_broker(tmp_path: Path) -> None:
+def test_a_silent_peer_does_not_lower_the_chunk_size(tmp_path: Path) -> None:
     sizes = ChunkSizes()
     clock, sender, receiver = _pair(tmp_path, 65_536, sizes)
     ref = sender.store.add(os.urandom(4 * CHUNK_BYTES))
@@ -76,7 +76,7 @@ def test_a_peer_that_is_silent_says_nothing_of_the_broker(tmp_path: Path) -> Non
     assert sizes.chunk_bytes == sizes.proven_bytes == CHUNK_BYTES
 
 
-def test_a_sender_that_knows_the_limit_cuts_what_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_sender_that_knows_the_limit_divides_requested_ranges(tmp_path: Path) -> None:
     clock, sender, receiver = _pair(tmp_path, 20_000, ChunkSizes())
     sender.exchange.resume(20_000)
     ref = sender.store.add(os.urandom(3 * CHUNK_BYTES + 5))
@@ -86,7 +86,7 @@ def test_a_sender_that_knows_the_limit_cuts_what_it_is_asked_for(tmp_path: Path)
     assert len(receiver.requested) == 4, "no range was requested twice"
 
 
-def test_a_larger_chunk_that_was_only_late_is_believed() -> None:
+def test_a_larger_chunk_that_was_only_late_raises_the_size() -> None:
     remembered: list[int] = []
     sizes = ChunkSizes(remember=remembered.append)
     sizes.learn(30_720, 30_720)
@@ -96,13 +96,13 @@ def test_a_larger_chunk_that_was_only_late_is_believed() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3_839, 3_840, 40_000, 61_439])
-def test_the_rest_of_a_blob_is_no_sign_of_a_limit(length: int) -> None:
+def test_the_last_chunk_of_a_blob_does_not_lower_the_size(length: int) -> None:
     sizes = ChunkSizes()
     sizes.learn(length, CHUNK_BYTES)
     assert sizes.chunk_bytes == CHUNK_BYTES
 
 
-def test_a_limit_that_the_broker_names_holds_whatever_comes() -> None:
+def test_a_declared_limit_of_the_broker_is_never_exceeded() -> None:
     sizes = ChunkSizes()
     sizes.limit(32_768)
     assert sizes.chunk_bytes == 30_720
@@ -132,7 +132,7 @@ def test_what_is_known_of_a_broker_outlives_the_process_for_a_week(tmp_path: Pat
         *(b'{"a:1": {"chunk_bytes": 3840, "since_s": "x"}}', b'{"a:1": {"chunk_bytes": [], "since_s": 0}}'),
     ],
 )
-def test_a_file_that_says_nothing_sensible_counts_as_empty(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_counts_as_empty(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "brokers.json"
     path.write_bytes(content)
     known = KnownBroker(path, "a:1", lambda: 0.0)
@@ -141,7 +141,7 @@ def test_a_file_that_says_nothing_sensible_counts_as_empty(tmp_path: Path, conte
     assert known.chunk_bytes == 3_840
 
 
-def test_many_brokers_do_not_make_the_file_grow_for_ever(tmp_path: Path) -> None:
+def test_the_file_has_a_limited_number_of_brokers(tmp_path: Path) -> None:
     path = tmp_path / "brokers.json"
     for number in range(200):
         KnownBroker(path, f"b{number}:1", lambda: 0.0).remember(3_840)
@@ -149,7 +149,7 @@ def test_many_brokers_do_not_make_the_file_grow_for_ever(tmp_path: Path) -> None
     assert KnownBroker(path, "b199:1", lambda: 0.0).chunk_bytes == 3_840
 
 
-def test_a_folder_that_cannot_be_written_is_no_reason_to_end(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_raises_no_error(tmp_path: Path) -> None:
     known = KnownBroker(tmp_path / "none" / "brokers.json", "a:1", lambda: 0.0)
     known.remember(3_840)
     assert known.chunk_bytes == CHUNK_BYTES

@@ -155,7 +155,7 @@ def test_a_blob_that_is_always_spoilt_fails(tmp_path: Path) -> None:
     assert receiver.exchange.active == 0
 
 
-def test_a_peer_that_lacks_the_blob_says_so(tmp_path: Path) -> None:
+def test_a_peer_without_the_blob_answers_that_it_is_missing(tmp_path: Path) -> None:
     clock = HandClock()
     sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
     receiver.exchange.fetch("a", BlobRef.of(b"nobody has this"))
@@ -206,7 +206,7 @@ def test_the_same_blob_from_two_peers_has_two_results(tmp_path: Path) -> None:
     assert fetched == Fetched(peer="b", ref=ref)
 
 
-def test_after_a_reconnect_what_is_outstanding_is_asked_for_at_once(tmp_path: Path) -> None:
+def test_after_a_reconnect_outstanding_ranges_are_requested_at_once(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     stored = store.add(b"what a peer asked for before the link broke; it will ask again")
     exchange = make_exchange(store, "r")
@@ -286,7 +286,7 @@ def test_a_blob_removed_between_question_and_answer_is_missing(tmp_path: Path) -
     assert missing.sha256 == ref.sha256
 
 
-def test_a_question_asked_twice_is_answered_once(tmp_path: Path) -> None:
+def test_a_repeated_request_is_answered_once(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     ref = store.add(b"abc")
     exchange = make_exchange(store, "r")
@@ -321,7 +321,7 @@ def test_a_peer_that_asks_for_everything_does_not_keep_others_waiting(tmp_path: 
     assert len(exchange.tick(2.0)) == 1
 
 
-def test_a_blob_that_one_peer_need_not_send_still_comes_from_the_other(tmp_path: Path) -> None:
+def test_a_blob_cancelled_for_one_peer_is_fetched_from_the_other(tmp_path: Path) -> None:
     exchange = make_exchange(BlobStore(tmp_path), "r", retry_s=0.25, give_up_s=60.0)
     content = b"content"
     ref = BlobRef.of(content)

@@ -92,7 +92,7 @@ def test_the_one_that_came_later_leaves_and_both_are_told(faults: Faults | None)
     assert not later.messages
 
 
-def test_who_was_first_does_not_hang_on_who_connected_first() -> None:
+def test_the_start_time_decides_and_not_the_order_of_connections() -> None:
     rig = LockRig()
     later = rig.join("b", since_s=20.0)
     rig.run()
@@ -109,7 +109,7 @@ def test_of_two_that_came_at_once_one_stays() -> None:
     assert sorted(bool(holder.ended) for holder in both) == [False, True]
 
 
-def test_two_that_put_each_other_out_at_the_broker_are_told() -> None:
+def test_two_processes_with_one_client_id_detect_each_other() -> None:
     rig = LockRig()
     first = rig.join("cam", since_s=10.0)
     rig.run()
@@ -126,7 +126,7 @@ def test_two_that_put_each_other_out_at_the_broker_are_told() -> None:
     assert len(first.messages) == 1
 
 
-def test_one_that_takes_up_its_own_work_is_no_other() -> None:
+def test_a_restarted_process_takes_over_its_own_lock() -> None:
     rig = LockRig()
     before = rig.join("cam", since_s=10.0)
     rig.run()
@@ -136,7 +136,7 @@ def test_one_that_takes_up_its_own_work_is_no_other() -> None:
     assert (again.ended, again.messages) == ("", [])
 
 
-def test_a_broker_that_shows_what_was_long_ago_ends_nobody() -> None:
+def test_an_old_retained_claim_ends_no_process() -> None:
     rig = LockRig()
     holder = rig.join("cam", since_s=20.0)
     rig.run()
@@ -149,7 +149,7 @@ def test_a_broker_that_shows_what_was_long_ago_ends_nobody() -> None:
     assert (holder.ended, holder.messages) == ("", [])
 
 
-def test_one_that_cannot_hear_itself_says_so_once() -> None:
+def test_a_process_without_its_own_claims_reports_it_once() -> None:
     clock, messages = ManualClock(), [""]
     broker = MemoryBroker(clock=clock)
     # Without a subscription, nothing is delivered.
@@ -176,7 +176,7 @@ def test_damaged_words_end_nobody() -> None:
     assert (holder.ended, holder.messages) == ("", [])
 
 
-def test_a_place_is_given_back() -> None:
+def test_a_lock_is_released() -> None:
     rig = LockRig()
     holder = rig.join("cam", since_s=10.0)
     rig.run()
@@ -186,7 +186,7 @@ def test_a_place_is_given_back() -> None:
     assert not [event for event in iter(lambda: watcher.poll(0), None) if isinstance(event, Delivery)]
 
 
-def test_a_second_server_says_nothing_before_the_first_one_could_answer() -> None:
+def test_a_second_server_publishes_nothing_before_the_first_could_answer() -> None:
     rig = LockRig()
     device = rig.broker.client("device")
     device.open((TOPICS.all("round"),))
@@ -203,7 +203,7 @@ def test_a_second_server_says_nothing_before_the_first_one_could_answer() -> Non
     assert not [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 
 
-def test_a_server_that_was_killed_speaks_again_after_a_while() -> None:
+def test_a_restarted_server_publishes_again_after_a_while() -> None:
     rig = LockRig()
     rig.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=10.0)
     rig.run()
@@ -267,7 +267,7 @@ def urls(request: pytest.FixtureRequest) -> Callable[[str], str]:
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
-def test_two_devices_of_one_id_stop_putting_each_other_out(
+def test_of_two_devices_with_one_id_the_second_ends(
     urls: Callable[[str], str], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, client_id = urls(kind), mqtt_client_id("main", "device", f"cam-{kind}")
@@ -288,7 +288,7 @@ def test_two_devices_of_one_id_stop_putting_each_other_out(
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
-def test_two_servers_of_one_fleet_are_told_and_two_of_two_fleets_live_together(
+def test_of_two_servers_of_one_fleet_the_second_ends_and_other_fleets_are_unaffected(
     urls: Callable[[str], str], kind: str
 ) -> None:
     url, fleet = urls(kind), f"fleet-{kind}"

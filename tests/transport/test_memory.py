@@ -49,7 +49,7 @@ def test_equal_seeds_give_equal_faults_whatever_others_send() -> None:
     )
 
 
-def test_each_fault_does_what_it_says() -> None:
+def test_each_fault_has_its_effect() -> None:
     lost = _receive_traffic(Faults(loss=0.2), second_sender=False)
     assert lost == sorted(set(lost))
     assert 90 <= len(lost) <= 165  # 0.8 twice: about 128 of 200
@@ -59,7 +59,7 @@ def test_each_fault_does_what_it_says() -> None:
     assert sorted(late) == list(range(200)) != late
 
 
-def test_a_delayed_message_comes_when_the_clock_says_so() -> None:
+def test_a_delayed_message_arrives_at_its_time() -> None:
     clock = HandClock()
     broker = MemoryBroker(Faults(seed=1, delay_s=10.0), clock)
     receiver = broker.client("a")
@@ -71,7 +71,7 @@ def test_a_delayed_message_comes_when_the_clock_says_so() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"loss": 1.0}, {"loss": -0.1}, {"double": 1.1}, {"delay_s": -1.0}])
-def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_faults_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"(loss|double|delay_s) is"):
         Faults(**wrong)  # type: ignore[arg-type]  # seed is the one field that is no float
 

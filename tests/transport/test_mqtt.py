@@ -43,7 +43,7 @@ def _fake_broker(answer: bytes | None) -> int:
     return port
 
 
-def test_a_process_with_too_many_open_files_is_told_so() -> None:
+def test_too_many_open_files_are_one_sentence() -> None:
     """paho waits with select(), which ignores file descriptors of 1024 and more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -69,7 +69,7 @@ def test_an_address_is_read() -> None:
     assert "p@ss" not in repr(address) + address.url
 
 
-def test_other_names_of_the_schemes_are_taken() -> None:
+def test_other_names_of_the_schemes_are_accepted() -> None:
     assert parse_url("tcp://me@host") == parse_url("mqtt://me@host")
     assert parse_url("ssl://host:99") == parse_url("mqtts://host:99")
     assert parse_url("SSL://host") == parse_url("mqtts://host")
@@ -115,7 +115,7 @@ def test_a_password_comes_from_a_file_or_the_environment_or_the_address(
     assert "mine" not in repr(_options("mqtt://me:mine@h"))
 
 
-def test_what_is_said_of_a_broker_for_nothing_is_refused(tmp_path: Path) -> None:
+def test_options_without_effect_are_refused(tmp_path: Path) -> None:
     file, empty = tmp_path / "password", tmp_path / "empty"
     file.write_text("secret", encoding="utf-8")
     empty.write_text("\n", encoding="utf-8")
@@ -181,7 +181,7 @@ def test_waiting_ends_when_it_is_asked_to() -> None:
 @pytest.mark.parametrize(
     "url", ["", "host:1883", "http://host", "mqtt://", "mqtt://host:0", "mqtt://h:99999", "mqtt://h:x", "mqtt://h/path"]
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"mqtt://host:"):
         parse_url(url)
 
@@ -199,7 +199,7 @@ def test_an_error_never_holds_the_password() -> None:
         ("mqtt://user:secret@no-such-host.invalid", "host name 'no-such-host.invalid' is unknown"),
     ],
 )
-def test_a_broker_that_is_not_there_is_one_sentence(url: str, words: str) -> None:
+def test_an_unreachable_broker_is_one_sentence(url: str, words: str) -> None:
     with pytest.raises(TransportError, match=words) as caught:
         MqttTransport(parse_url(url), "a").open(())
     assert "secret" not in str(caught.value)
@@ -225,7 +225,7 @@ def test_a_broker_that_refuses_is_one_sentence(answer: bytes | None, words: str)
 
 
 @pytest.mark.slow
-def test_a_broker_that_says_nothing_is_one_sentence() -> None:
+def test_a_broker_that_does_not_answer_is_one_sentence() -> None:
     address = parse_url(f"mqtt://user:secret@127.0.0.1:{_fake_broker(b'')}")
     with pytest.raises(TransportError, match=r"does not answer as an MQTT broker within 0\.5 seconds"):
         MqttTransport(address, "a", open_timeout_s=0.5).open(("n",))
@@ -259,7 +259,7 @@ def test_a_server_may_start_before_its_broker_and_outlive_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_what_a_broker_shows_unasked_is_not_delivered(embedded_url: str) -> None:
+def test_unsolicited_retained_messages_are_not_delivered(embedded_url: str) -> None:
     sender, stranger, watcher = (
         MqttTransport(parse_url(embedded_url), name) for name in ("sender", "stranger", "watcher")
     )

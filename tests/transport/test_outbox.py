@@ -11,7 +11,7 @@ from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.outbox import Outbox, Outgoing
 
 
-def test_a_message_is_sent_again_ever_more_rarely_until_its_ack() -> None:
+def test_a_message_is_repeated_at_growing_intervals_until_its_ack() -> None:
     outbox = Outbox(retry_s=2.0)
     outbox.put("m", "t", b"x", retain=True)
     sent_s = [now_s for now_s in range(100) if outbox.list_due(float(now_s))]

@@ -99,7 +99,7 @@ def test_both_directions_take_their_time_and_keep_their_order() -> None:
     assert far.poll(0) == Delivery(topic="n", payload=b"")
 
 
-def test_what_waits_when_the_link_breaks_is_lost() -> None:
+def test_waiting_messages_are_lost_when_the_link_breaks() -> None:
     clock = HandClock()
     broker = MemoryBroker(clock=clock)
     far, near = broker.client("far"), PacedTransport(broker.client("near"), clock)
@@ -118,7 +118,7 @@ def test_what_waits_when_the_link_breaks_is_lost() -> None:
     assert far.poll(0) is None
 
 
-def test_what_was_published_before_close_is_sent() -> None:
+def test_messages_published_before_close_are_sent() -> None:
     broker = MemoryBroker()
     far, near = broker.client("far"), PacedTransport(broker.client("near"))
     far.open(("n",))

@@ -154,7 +154,7 @@ _WRONG = (
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.parametrize("case", _WRONG)
-def test_what_is_wrong_is_one_sentence(brokers: Brokers, case: str) -> None:
+def test_a_tls_error_is_one_sentence(brokers: Brokers, case: str) -> None:
     address, words = _wrong(brokers)[case]
     # Errors are found at once, without this timeout.
     transport = MqttTransport(address, "a", open_timeout_s=3600)

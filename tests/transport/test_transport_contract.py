@@ -68,7 +68,7 @@ def test_poll_without_events_is_none(rig: Rig) -> None:
     assert lonely.poll(0.01) is None
 
 
-def test_after_a_cut_the_subscriptions_are_in_place(rig: Rig) -> None:
+def test_after_a_cut_the_subscriptions_are_restored(rig: Rig) -> None:
     receiver, sender = rig.connect("receiver", "a"), rig.connect("sender")
     for number in range(2):
         rig.cut(rig.name("receiver"))
