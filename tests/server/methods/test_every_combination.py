@@ -186,13 +186,13 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
 def check(case: Case) -> None:
     """Check a round in which every client learned, and one in which none did."""
     state = draw_state(case.context.network)
-    aggregated = case.aggregated(state, case.loud, after_round=keep_aggregate, distillation=None)
+    aggregated = case.aggregate(state, case.loud, after_round=keep_aggregate, distillation=None)
     check_what_moved(case, state, aggregated)
     # Clients have copies now that differ from the shared tensors. Momentum alone would change the model.
     start = replace(aggregated, moments={})
-    still = case.aggregated(start, case.quiet, after_round=keep_aggregate, distillation=None)
+    still = case.aggregate(start, case.quiet, after_round=keep_aggregate, distillation=None)
     sorts = case.context.roles.aggregator.after_round is not keep_aggregate
-    after = case.aggregated(start, case.quiet, distillation=None) if sorts else still
+    after = case.aggregate(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
         before = view_model(case.context, aggregated, client)
         assert have_same_bits(before, view_model(case.context, still, client)), case.name

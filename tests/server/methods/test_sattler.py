@@ -155,8 +155,8 @@ def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
 
 
 def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
-    """Return the number of splits in 19 rounds of eight similar clients and one with a new name in each round. The eight
-    share a direction, have one of the same norm each to themselves, and learn less from round to round."""
+    """Count the splits in 19 rounds of eight similar clients and one that returns under a new name in each round. The
+    eight share a direction, have one of the same norm each to themselves, and learn less from round to round."""
     roles = method.roles()
     assert roles.memory.observe is not None
     assert roles.memory.remember is not None
