@@ -225,7 +225,7 @@ def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, other_device
         context = united.context_of(method)
         before = (united.make_retired(context), *united.begin_unions(context, united.SMALL, united.DEEP))
         state = united.load_first_model(context, before).to(device)
-        alone, blobs = replace(context, first=context.declared(before[1])), BlobStore(tmp_path / str(device))
+        alone, blobs = replace(context, first=context.get_declared(before[1])), BlobStore(tmp_path / str(device))
         clients = [store_update(alone, DrawnClient(name=f"client{size}", size=size), blobs) for size in range(2)]
         after = aggregate_clients(context, blobs, state, 1, clients, None, before, (united.WIDE,)).state
         assert after.network_ids == ("union2",)

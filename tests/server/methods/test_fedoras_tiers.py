@@ -42,7 +42,7 @@ def search_lineages(context: RunContext) -> tuple[Lineage, ...]:
 
 def assign_tuning(context: RunContext, forward_macs: int | None, number: int = 1) -> Assignment:
     """Return the assignment of a client after the search for the tiers' networks."""
-    declared = [context.declared(lineage) for lineage in search_lineages(context)]
+    declared = [context.get_declared(lineage) for lineage in search_lineages(context)]
     assignee = replace(
         make_assignee(context, "ada", round_number=number),
         networks={entry.network.id: entry.network for entry in declared},
@@ -53,9 +53,9 @@ def assign_tuning(context: RunContext, forward_macs: int | None, number: int = 1
 
 
 def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
-    sizes = [CONTEXT.declared(lineage).network.full_architecture() for lineage in search_lineages(CONTEXT)]
+    sizes = [CONTEXT.get_declared(lineage).network.full_architecture() for lineage in search_lineages(CONTEXT)]
     macs = [
-        estimate_cost(CONTEXT.declared(lineage).network, size, batch_size=1).forward_macs
+        estimate_cost(CONTEXT.get_declared(lineage).network, size, batch_size=1).forward_macs
         for lineage, size in zip(search_lineages(CONTEXT), sizes, strict=True)
     ]
     assert [get_tier(size) for size in sizes] == [1, 2, 3]
@@ -68,7 +68,7 @@ def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
 def test_each_tiers_network_has_rounds_of_its_own() -> None:
     """Fine-tuning is federated averaging of one network, by clients of its tier and above (section 3.3)."""
     context = context_of(tiers=3, supernet_rounds=4)
-    declared = [context.declared(lineage) for lineage in search_lineages(context)]
+    declared = [context.get_declared(lineage) for lineage in search_lineages(context)]
     networks = {entry.network.id: entry.network for entry in declared}
     macs = [sum(part_macs for _, part_macs in part_costs(network).values()) for network in networks.values()]
     clients = tuple(
@@ -108,7 +108,7 @@ def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
 @pytest.mark.parametrize("by", ["drawn", "measured"])
 def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
     context = context_of(tiers_by=by, tiers=3)
-    networks = {lineage.id: context.declared(lineage).network for lineage in search_lineages(context)}
+    networks = {lineage.id: context.get_declared(lineage).network for lineage in search_lineages(context)}
     standing, tiers = context.roles.networks.standing, set[int]()
     assert standing is not None
     whole = context.network.full_architecture()
@@ -173,7 +173,7 @@ def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy
     lineages = search.conclude(memory, NETWORK, 4)
     assert [lineage.id for lineage in lineages] == ["t1", "t2", "t3"]
     for lineage, tier in zip(lineages, list_network_tiers(NETWORK, 3), strict=True):
-        network = context.declared(lineage).network
+        network = context.get_declared(lineage).network
         macs = estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
         assert tier.low_macs <= macs <= tier.high_macs
 

@@ -34,7 +34,7 @@ def lineages() -> tuple[Lineage, ...]:
 
 
 def make_question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
-    declared = [CONTEXT.declared(lineage) for lineage in lineages()]
+    declared = [CONTEXT.get_declared(lineage) for lineage in lineages()]
     context = make_assignee(CONTEXT, name, round_number=number)
     sizes = {entry.network.id: entry.space[-1] for entry in declared}
     return replace(
@@ -95,7 +95,7 @@ def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | Non
 def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {lineage.id: CONTEXT.declared(lineage).network for lineage in lineages()}
+    networks = {lineage.id: CONTEXT.get_declared(lineage).network for lineage in lineages()}
     client = Participant(client_id="ada", architecture=WHOLE, size=WHOLE)
     for utilities, ready, expected in (
         ({"": 1.0, "m1": 2.0}, ("", "m1"), "m1"),

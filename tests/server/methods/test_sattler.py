@@ -236,7 +236,7 @@ def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
 def assign(name: str, memory: SattlerMemory) -> Architecture:
     """Return the submodel that a client gets in a run with the clusters c1 and c2."""
     lineages = [Lineage(id=key, config=CONTEXT.config.model, born_round=1) for key in ("c1", "c2")]
-    declared = [CONTEXT.declared(lineage) for lineage in lineages]
+    declared = [CONTEXT.get_declared(lineage) for lineage in lineages]
     assignee = make_assignee(CONTEXT, name)
     assignee = replace(
         assignee,
@@ -353,7 +353,7 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
         cluster = Lineage(id=expected, config=CONTEXT.config.model, born_round=1)
-        assert assign(name, memory) == CONTEXT.declared(cluster).space[-1]
+        assert assign(name, memory) == CONTEXT.get_declared(cluster).space[-1]
 
 
 @pytest.mark.slow

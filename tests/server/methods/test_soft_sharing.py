@@ -49,7 +49,7 @@ def family(
     assert remember is not None
     for number in range(1, 9):
         living = lineages[-1] if lineages else Lineage(id="", config=context.config.model)
-        clients = make_clients(replace(context, first=context.declared(living)), folder, number)
+        clients = make_clients(replace(context, first=context.get_declared(living)), folder, number)
         aggregated = aggregate_clients(context, BlobStore(folder), state, number, clients, memory, lineages)
         memory = remember(memory, close_round(aggregated.observation, LOSSES))
         state, lineages = aggregated.state, aggregated.lineages

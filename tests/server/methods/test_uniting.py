@@ -80,7 +80,7 @@ def load_first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> Mode
 def make_evolution_context(
     context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily
 ) -> EvolutionContext:
-    networks = {lineage.id: context.declared(lineage).network for lineage in lineages if lineage.living}
+    networks = {lineage.id: context.get_declared(lineage).network for lineage in lineages if lineage.living}
     return EvolutionContext(
         round=2,
         seed=3,
@@ -107,7 +107,7 @@ def test_a_run_begins_with_one_union_of_all_networks_of_a_family(method: AnyMeth
     assert (union.id, union.config) == ("union1", replace(SMALL, widths=(16,), depths=(3,)))
     assert union.members == (SMALL, DEEP, WIDE)
     assert "3 networks of family mlp" in union.reason
-    sizes = context_of(method).declared(union).members
+    sizes = context_of(method).get_declared(union).members
     assert set(sizes) == {SMALL, DEEP, WIDE}
     for family, size in sizes.items():
         own = network_of(family)
@@ -171,16 +171,18 @@ def draw_tensors(network: Network, seed: int) -> dict[str, Tensor]:
 
 
 def make_member(context: RunContext, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
-    size = context.declared(lineage).members[family]
+    size = context.get_declared(lineage).members[family]
     return Participant(client_id=client_id, architecture=size, size=size)
 
 
 def train_state(context: RunContext, lineage: Lineage, state: ModelState) -> ModelState:
     """Return a state with drawn shared tensors and drawn copies for every client."""
-    network = context.declared(lineage).network
+    network = context.get_declared(lineage).network
     own = state.of(lineage.id)
     sizes = (
-        tuple(sorted(context.declared(lineage).members.values())) if context.roles.aggregator.groups_by_sizes else ()
+        tuple(sorted(context.get_declared(lineage).members.values()))
+        if context.roles.aggregator.groups_by_sizes
+        else ()
     )
     copies: dict[str, Any] = {}
     for index, family in enumerate(lineage.members):
@@ -208,7 +210,9 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
             participant = make_member(context, lineage, f"client{index}", family)
             seen.append(
                 extract(
-                    context.declared(lineage).network, participant.architecture, views.of(model, participant).tensors
+                    context.get_declared(lineage).network,
+                    participant.architecture,
+                    views.of(model, participant).tensors,
                 )
             )
         assert have_same_bits(seen[0], seen[1])
@@ -228,7 +232,7 @@ def test_an_aggregation_with_a_new_network_ends_with_its_union(tmp_path: Path) -
     context = context_of(FedADP(choice="declared"))
     before = (make_retired(context), *begin_unions(context, SMALL))
     state = load_first_model(context, before)
-    declared = context.declared(before[1])
+    declared = context.get_declared(before[1])
     alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)
     client = store_update(alone, DrawnClient(name="ada", size=0), blobs)
@@ -242,7 +246,9 @@ def test_an_aggregation_with_a_new_network_ends_with_its_union(tmp_path: Path) -
     for lineage, model in ((before[1], aggregated.aggregated), (larger, aggregated.state)):
         participant = make_member(context, lineage, "ada", SMALL)
         seen.append(
-            extract(context.declared(lineage).network, participant.architecture, views.of(model, participant).tensors)
+            extract(
+                context.get_declared(lineage).network, participant.architecture, views.of(model, participant).tensors
+            )
         )
     for name, tensor in seen[0].items():
         torch.testing.assert_close(seen[1][name], tensor, rtol=1e-5, atol=1e-6)
