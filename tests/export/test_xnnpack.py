@@ -165,7 +165,7 @@ def test_counts_are_exact() -> None:
     assert float(count) == float(mask.sum())
 
 
-def test_what_xnnpack_lacks_is_left_to_the_runtime() -> None:
+def test_operators_that_xnnpack_lacks_are_left_to_the_runtime() -> None:
     tokens, table = torch.tensor([[1, 0], [2, 2]]), normal(3, 4)
 
     def run(tokens: Tensor, table: Tensor) -> tuple[Tensor, ...]:
