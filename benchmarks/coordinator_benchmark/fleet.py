@@ -213,7 +213,7 @@ class Fleet:
             case ProgramRequest():
                 result = self._plan_program(state, request.program.size, request.program.target)
             case CostRequest():
-                network = self.context.declared(request.lineage).network
+                network = self.context.get_declared(request.lineage).network
                 result = self.estimates(network, self.context.training(1))
             case _:
                 never(request)

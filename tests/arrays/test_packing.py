@@ -88,6 +88,6 @@ def test_many_marks_are_a_bitmap() -> None:
         ([0b10001000, 0b00000111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 0 and 127
     ],
 )
-def test_marks_that_nobody_packs_are_refused(packed: list[int], count: int, size: int, message: str) -> None:
+def test_invalid_marks_are_refused(packed: list[int], count: int, size: int, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         unpack_marks(np.array(packed, np.uint8), count, size)

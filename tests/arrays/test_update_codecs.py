@@ -65,9 +65,7 @@ def test_the_table_names_every_codec() -> None:
 @examples(30)
 @given(codec=st.sampled_from(CODECS), values=st.lists(FLOATS, max_size=200), seed=st.integers(0, 100))
 @example(codec=TopKQsgd(fraction=1.0, levels=3, bucket_size=7), values=[1.3e-44, 1.3e-44], seed=0)
-def test_what_comes_back_has_the_shape_the_size_and_is_near(
-    codec: AnyUpdateCodec, values: list[float], seed: int
-) -> None:
+def test_decoded_changes_have_the_shape_and_are_close(codec: AnyUpdateCodec, values: list[float], seed: int) -> None:
     change = np.random.default_rng(seed).permutation(np.array(values, np.float32)).reshape(1, -1)
     encoded = encode(codec, change)
     assert encoded.nbytes == count_encoded_bytes(codec, change.size) <= change.nbytes
@@ -83,7 +81,7 @@ def test_what_comes_back_has_the_shape_the_size_and_is_near(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_no_change_stays_none(codec: AnyUpdateCodec) -> None:
+def test_zero_changes_stay_zero(codec: AnyUpdateCodec) -> None:
     for shape in ((1000,), (3, 5, 7), (1,), (), (0, 4)):
         zeros = np.zeros(shape, np.float32)
         assert round_trip(codec, zeros).tobytes() == zeros.tobytes()
@@ -130,7 +128,7 @@ def test_rounding_keeps_the_mean(levels: int, bucket_size: int, values: list[flo
     assert (np.abs(away[same] - change[same]) <= tolerance[same]).all()
 
 
-def test_what_is_on_a_level_is_not_rounded() -> None:
+def test_values_on_a_level_are_not_rounded() -> None:
     values = np.array([3.0, -4.0, 0.0, 0.0, 5.0], np.float32)
     for number in (0.0, 0.999):
         coder = QsgdCoder(5, 4)
@@ -191,7 +189,7 @@ def test_a_value_takes_as_few_bits_as_its_levels_allow(levels: int, bits: int) -
     assert encode(Qsgd(levels=levels, bucket_size=1000), values).nbytes == math.ceil(1000 * bits / 8) + 4
 
 
-def test_running_statistics_and_what_would_grow_travel_as_they_are() -> None:
+def test_running_statistics_and_incompressible_tensors_are_sent_uncompressed() -> None:
     changes = {"mean": normal(100), "bias": normal(1), "w": normal(100)}
     encoded = encode_changes(Qsgd(), changes, exact={"mean"}, uniform=uniform)
     assert [encoded[name].dtype for name in ("mean", "bias", "w")] == [np.float32, np.float32, np.uint8]
@@ -244,9 +242,7 @@ QSGD = Qsgd(levels=5, bucket_size=8)
         (TopK(fraction=0.15), _with(_put(0, b"\xff"), TopK(fraction=0.15)), "packed marks are 9, but must be 3"),
     ],
 )
-def test_what_a_codec_never_writes_is_refused(
-    codec: AnyUpdateCodec, damaged: npt.NDArray[np.generic], message: str
-) -> None:
+def test_damaged_values_are_refused(codec: AnyUpdateCodec, damaged: npt.NDArray[np.generic], message: str) -> None:
     with pytest.raises(ProtocolError, match=message) as caught:
         decode_change(codec, "w", damaged, GOLDEN.shape, exact=False)
     assert "'w'" in str(caught.value)

@@ -23,7 +23,7 @@ RANGES_MB = {
 
 
 @pytest.mark.parametrize("name", sorted(LOGS))
-def test_a_shipped_log_says_what_it_is_and_stays_in_its_range(name: str) -> None:
+def test_a_shipped_log_states_its_origin_and_stays_in_its_range(name: str) -> None:
     log = load_log(name)
     low_mb, high_mb = RANGES_MB[name]
     assert log.device == name
@@ -39,13 +39,13 @@ def test_a_shipped_log_says_what_it_is_and_stays_in_its_range(name: str) -> None
         assert row.reading.uplink_bps == pytest.approx(row.reading.downlink_bps / 4, abs=1)
 
 
-def test_the_licence_of_the_traces_lies_beside_the_logs() -> None:
+def test_the_licence_of_the_traces_is_shipped_with_the_logs() -> None:
     text = (find_demo_log("laptop").parent / "LICENSE.ghent").read_text()
     assert "BSD 2-Clause" in text
     assert "Copyright (c)" in text
 
 
-def test_the_smallest_board_says_what_its_memory_rests_on() -> None:
+def test_the_smallest_board_cites_the_source_of_its_memory() -> None:
     (note,) = [note for note in load_log("raspberry_pi_zero_2_w").notes if note.startswith("range of free memory")]
     assert "120 MiB" in note
     assert "https://github.com/tiny-pilot/tinypilot/issues/1392" in note

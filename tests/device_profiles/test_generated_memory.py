@@ -59,6 +59,6 @@ def test_the_description_names_the_process_its_seed_and_its_parameters() -> None
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 2), (3, 2)])
-def test_a_range_must_be_one(low: int, high: int) -> None:
+def test_an_empty_range_is_refused(low: int, high: int) -> None:
     with pytest.raises(ValueError, match="low_bytes is"):
         AppSwitchMemory(seed=0, low_bytes=low, high_bytes=high)

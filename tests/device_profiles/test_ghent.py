@@ -33,7 +33,7 @@ def test_one_trace_is_read_in_bits_per_second(tmp_path: Path, name: str) -> None
         (TEXT.replace("bus", "tram"), "has no trace 'bus'"),
     ],
 )
-def test_what_is_wrong_is_named_by_line(tmp_path: Path, content: str, words: str) -> None:
+def test_errors_name_the_line(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "traces.csv"
     path.write_text(content)
     with pytest.raises(FileError) as caught:

@@ -29,7 +29,7 @@ memory = { file = "memory.csv", columns = ["free", "cached"], unit_bytes = 1000,
 link = { file = "links.csv", traces = 2 }
 """.replace(",\n ", ",")
 MEMORY = "who,free,cached,used\n" + "".join(
-    f"{who},{free},1000,50\n" for free in range(3000, 9000, 1000) for who in ("pi", "pi-old", "phone")
+    f"{device},{free},1000,50\n" for free in range(3000, 9000, 1000) for device in ("pi", "pi-old", "phone")
 )
 LINKS = "trace,t_s,dur_s,dl_mbps\n" + "".join(f"{name},0,15,{rate}\n" for name, rate in (("b", 2), ("a", 1), ("c", 3)))
 
@@ -70,7 +70,7 @@ def test_even_dealing_keeps_shares_and_begins_equally_far_apart_whatever_the_see
     assert devices[7].log.rows[0].reading == rows[len(rows) // 2].reading
 
 
-def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
+def test_links_of_other_logs_replace_those_of_a_log() -> None:
     kind = Kind(name="pi", profile="raspberry_pi_4", logs=("raspberry_pi_4",), links=("laptop",))
     (device,) = draw_devices(replace(TWO, kinds=(kind,), dealing="even"), 1, seed="1", data=None)
     pi, laptop = load_log("raspberry_pi_4").rows, load_log("laptop").rows
@@ -79,7 +79,7 @@ def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
     assert replace(device.profile, name="raspberry_pi_4") == load_profile("raspberry_pi_4")
 
 
-def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
+def test_tables_are_read_as_the_population_describes(tmp_path: Path) -> None:
     devices = draw_devices(write_tables(tmp_path), 3, seed="1", data=tmp_path)
     # Half of free + cached, every second row of "pi" without "pi-old": the median is 3 MB, the budget 1 MB.
     assert [device.profile.memory_fraction for device in devices] == [pytest.approx(1 / 3)] * 3
@@ -94,7 +94,7 @@ def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
     assert devices[0].log.rows[0].reading.uplink_bps == 2e5
 
 
-def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_missing_data_are_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'league' needs memory/phone_top_1s.csv, but SUBFLEET_DATA is not set"):
         draw_devices(load_population("league"), 1, seed="1", data=None)
     population = write_tables(tmp_path)
@@ -116,7 +116,7 @@ def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
         ({"link": 'link = { file = "x" }'}, "must have either logs, or memory and link"),
     ],
 )
-def test_a_wrong_population_is_told_with_its_key(change: Mapping[str, str], words: str) -> None:
+def test_a_wrong_population_is_refused_with_its_key(change: Mapping[str, str], words: str) -> None:
     lines = {"logs": 'logs = ["laptop"]', **change}
     text = "\n".join(('name = "x"', 'title = "x"', "[[kinds]]", 'name = "a"', *lines.values()))
     with pytest.raises(ConfigError, match=words):

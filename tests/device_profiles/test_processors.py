@@ -18,13 +18,13 @@ from subfleet.device_profiles import detect_packing_width
         ("Features\t: fp asimd evtstrm crc32", 8),
     ],
 )
-def test_the_width_follows_from_what_the_processor_can_do(tmp_path: Path, line: str, width: int) -> None:
+def test_the_width_follows_from_the_features_of_the_processor(tmp_path: Path, line: str, width: int) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n", encoding="utf-8")
     assert detect_packing_width(tmp_path / "cpuinfo") == width
 
 
 @pytest.mark.parametrize(("machine", "width"), [("x86_64", 16), ("AMD64", 16), ("arm64", 8)])
-def test_without_such_a_file_it_follows_from_the_kind(
+def test_without_that_file_the_width_follows_from_the_architecture(
     tmp_path: Path, machine: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)

@@ -18,9 +18,7 @@ def test_every_shipped_profile_loads_under_its_own_name_and_cites_its_figures(na
     assert profile.name == name
     assert profile.sources or profile.memory_total_bytes is None
     assert set(profile.runtimes) <= {"onnx", "executorch"}
-    assert profile.memory_fraction >= 0.25, (
-        "a profile describes a board; how much a demo has to give is told by its logs"
-    )
+    assert profile.memory_fraction >= 0.25, "a profile describes a board; the free memory of a demo is in its logs"
 
 
 def test_the_data_folder_holds_exactly_the_listed_profiles() -> None:
@@ -64,7 +62,7 @@ def test_a_wrong_profile_is_one_sentence_that_names_the_field(text: str, words: 
     assert "board.toml" in str(caught.value)
 
 
-def test_all_keys_and_types_that_are_wrong_are_told_at_once() -> None:
+def test_all_wrong_keys_and_types_are_reported_at_once() -> None:
     wrong = MINIMAL.replace('title = "A board"\n', "") + 'thread = 2\ncores = "four"\nmemory_limit = 300\n'
     with pytest.raises(ConfigError) as caught:
         parse_profile(wrong, "board.toml")
@@ -87,14 +85,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_profile(str(tmp_path / "absent.toml"))
 
 
-def test_the_budget_is_the_share_of_free_memory_and_nothing_where_that_is_unknown() -> None:
+def test_the_budget_is_a_fraction_of_free_memory_and_0_if_that_is_unknown() -> None:
     assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25) == 250
     assert compute_memory_budget(Reading(), 0.25) == 0
     assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, data_bytes=600) == 100
     assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, data_bytes=1001) == 0
 
 
-def test_the_budget_is_the_least_of_share_and_limit() -> None:
+def test_the_budget_is_the_minimum_of_fraction_and_limit() -> None:
     assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, limit_bytes=200) == 200
     assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, limit_bytes=300) == 250
     assert compute_memory_budget(Reading(), 0.25, limit_bytes=300) == 0

@@ -53,7 +53,7 @@ def _replay_rows(*rows: tuple[float, Reading]) -> ReplayedLog:
 
 
 @pytest.mark.parametrize(("seconds", "memory_bytes"), [(0, 10), (1.9, 10), (2, 20), (7.9, 20), (8, 30), (23.9, 30)])
-def test_the_low_of_a_log_is_what_it_has_but_for_a_share_of_its_time(seconds: float, memory_bytes: int) -> None:
+def test_the_low_of_a_log_is_a_quantile_over_its_time(seconds: float, memory_bytes: int) -> None:
     """The log has 30 bytes for 10 s, 10 for 2 s, 20 for 6 s, and 30 again for as long as the row before."""
     free = ((0.0, 30), (10.0, 10), (12.0, 20), (18.0, 30))
     log = _replay_rows(*((at_s, Reading(memory_free_bytes=free_bytes)) for at_s, free_bytes in free))
@@ -70,7 +70,7 @@ def test_a_log_without_memory_has_none_and_one_without_a_link_has_no_limit() -> 
     assert replay_times(3).low(0.9).memory_free_bytes == 0
 
 
-def test_when_a_device_is_away_its_log_says_nothing() -> None:
+def test_readings_of_an_unavailable_device_are_ignored() -> None:
     away = Reading(memory_free_bytes=1, available=False)
     log = _replay_rows((0.0, Reading(memory_free_bytes=9)), (1.0, away), (2.0, away))
     assert log.low(0).memory_free_bytes == 9
@@ -82,7 +82,7 @@ def test_when_a_device_is_away_its_log_says_nothing() -> None:
     free_bytes=st.lists(st.integers(0, 50), min_size=1, max_size=12),
     quantile=st.floats(0, 1, exclude_max=True),
 )
-def test_below_the_low_of_a_log_is_no_more_than_the_share_of_its_time(free_bytes: list[int], quantile: float) -> None:
+def test_a_log_is_below_its_low_for_at_most_that_fraction_of_its_time(free_bytes: list[int], quantile: float) -> None:
     rows = ((float(at_s), Reading(memory_free_bytes=free)) for at_s, free in enumerate(free_bytes))
     low = _replay_rows(*rows).low(quantile).memory_free_bytes
     assert low in free_bytes
@@ -92,6 +92,6 @@ def test_below_the_low_of_a_log_is_no_more_than_the_share_of_its_time(free_bytes
 
 
 @pytest.mark.parametrize("quantile", [-0.1, 1, float("nan")])
-def test_a_share_of_time_that_is_none_is_an_error(quantile: float) -> None:
+def test_a_quantile_out_of_range_is_an_error(quantile: float) -> None:
     with pytest.raises(ValueError, match="quantile"):
         replay_times(0, 1).low(quantile)

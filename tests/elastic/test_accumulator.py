@@ -194,7 +194,7 @@ def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> No
     ("local", "name", "reason"),
     [("nothing", "norm.bias", "'nothing'"), ("norm.bias", "nothing", "'nothing'"), ("norm.bias", "norm.bias", "two")],
 )
-def test_placements_of_what_is_not_there_or_twice_are_refused(local: str, name: str, reason: str) -> None:
+def test_unknown_and_repeated_placements_are_refused(local: str, name: str, reason: str) -> None:
     maps = tensor_maps(NETWORK, FULL)
     placements = [
         Placement(local=tensor_name, name=tensor_name, map=tensor_map) for tensor_name, tensor_map in maps.items()

@@ -107,7 +107,7 @@ def grow(
 @pytest.mark.slow
 @relaxed
 @given(morphs(), st.booleans())
-def test_what_grew_computes_what_it_did(morph: Morph, shares: bool) -> None:
+def test_a_grown_network_keeps_its_outputs(morph: Morph, shares: bool) -> None:
     """T1, in float64 and float32; also in training, except for plain chains with batch norms."""
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         state = {name: tensor.to(dtype) for name, tensor in weights_of(morph.before).items()}
@@ -126,7 +126,7 @@ def test_what_grew_computes_what_it_did(morph: Morph, shares: bool) -> None:
 @pytest.mark.slow
 @relaxed
 @given(morphs())
-def test_what_grew_costs_more_and_nothing_else_of_it_changed(morph: Morph) -> None:
+def test_a_grown_network_costs_more_and_nothing_else_changes(morph: Morph) -> None:
     """T7: exactly the named cells change."""
     before, after = count_cell_parameters(morph.before), count_cell_parameters(morph.after)
     if not morph.wider and not morph.followed:
@@ -174,7 +174,7 @@ def test_a_factor_is_exact_and_goes_up_to_whole_groups() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [CONVOLUTIONAL["vgg"], CONVOLUTIONAL["ds_cnn"]], ids=lambda config: config.TYPE)
-def test_a_new_layer_of_a_chain_that_measures_batches_passes_them_nearly_on(config: Family) -> None:
+def test_a_new_layer_of_a_chain_with_batch_norms_is_almost_the_identity(config: Family) -> None:
     """Its norm compensates for a ReLU of normal numbers, and so starts closer to its parent than a fresh norm."""
     before = _declared(config)
     morph = Morph(before=before, after=network_of(deepen_cell(config, list_cells(before)[-1])), wider=(), followed=())
@@ -229,7 +229,7 @@ def test_published_networks_grow_as_well(name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
 
 
-def test_what_cannot_grow_is_one_sentence() -> None:
+def test_impossible_growth_is_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"widened by a factor of 1, but it must be above 1"):
         widen_cells(MLP, ["section0.block0"], 1)
     with pytest.raises(

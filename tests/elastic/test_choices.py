@@ -186,8 +186,8 @@ def test_a_subspace_has_the_tensors_of_its_operators_and_always_those_of_no_choi
     assert network.is_path(architecture) == all(len(operators) == 1 for operators in by_choice.values())
     cost, least = estimate_cost(network, architecture, batch_size=1), list[int]()
     for seed in range(20):
-        chance = random.Random(seed)
-        path = path_architecture(network, [chance.choice(operators) for operators in by_choice.values()])
+        rng = random.Random(seed)
+        path = path_architecture(network, [rng.choice(operators) for operators in by_choice.values()])
         least.append(estimate_cost(network, path, batch_size=1).forward_macs)
     assert cost.forward_macs <= min(least)  # that of its cheapest path
     assert cost.weight_bytes == 4 * network.parameter_count(architecture)
@@ -210,7 +210,7 @@ def test_every_operator_has_tensors_and_norms_of_its_own(config: Family) -> None
         (["conv1", "conv1", "conv7"], "conv7"),
     ],
 )
-def test_what_is_no_path_is_refused(operators: list[str], words: str) -> None:
+def test_invalid_paths_are_refused(operators: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         path_architecture(supernet(CNN), operators)
 
@@ -233,7 +233,7 @@ def test_only_a_path_of_a_supernet_is_realised() -> None:
         ({"widths": (4, 7)}, "widths are"),
     ],
 )
-def test_settings_of_no_supernet_are_refused(changes: dict[str, object], words: str) -> None:
+def test_invalid_settings_of_supernets_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         network_of(replace(CNN, **changes))  # type: ignore[arg-type]
 

@@ -188,6 +188,6 @@ def test_a_grouped_convolution_keeps_whole_groups() -> None:
         (CONVOLUTIONAL["vgg"], {"input_shape": (1, 3, 3)}, "larger input"),
     ],
 )
-def test_what_a_family_cannot_do_is_refused(config: Family, change: dict[str, object], reason: str) -> None:
+def test_impossible_settings_are_refused(config: Family, change: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         network_of(dataclasses.replace(config, **change))

@@ -135,7 +135,7 @@ def test_a_zero_change_moves_no_bit(case: tuple[Network, Architecture], weight: 
     assert have_same_bits(aggregate(network, state, [(architecture, zeros, weight)] * 3).finish(), state)
 
 
-def test_nobody_at_all_moves_no_bit() -> None:
+def test_a_round_without_clients_moves_no_bit() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     assert have_same_bits(Accumulator(network, state, total_weight=1).finish(), state)
 

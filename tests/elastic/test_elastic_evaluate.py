@@ -89,7 +89,7 @@ def test_a_submodel_is_evaluated_where_the_model_is(device: torch.device) -> Non
         (torch.full((2, 5), 6), "a label is 6, but must be below 6"),
     ],
 )
-def test_labels_must_be_those_of_what_is_predicted(labels: torch.Tensor, reason: str) -> None:
+def test_labels_must_match_the_predictions(labels: torch.Tensor, reason: str) -> None:
     network = network_of(DECODER)
     with pytest.raises(DataError, match=reason):
         evaluate(network, network.full_architecture(), random_state(network, 1), inputs_of(DECODER, 2), labels)

@@ -61,7 +61,7 @@ def small(network: Network) -> Architecture:
 
 
 @pytest.mark.parametrize("size", ["full", "small"])
-def test_the_statistics_are_those_of_all_that_a_norm_was_given(size: str, device: torch.device) -> None:
+def test_the_statistics_are_those_of_all_inputs_of_a_norm(size: str, device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
     architecture, state = network.full_architecture() if size == "full" else small(network), state_of(network)
     # Batches of different sizes, so that the mean of their means would differ.
@@ -152,7 +152,7 @@ def test_merged_sums_have_the_same_bits_for_every_order() -> None:
     assert have_same_bits(merge_statistics(same_architecture[::-1]), merged)
 
 
-def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel(device: torch.device) -> None:
+def test_pooled_statistics_are_those_of_all_data_of_the_holders_of_a_channel(device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
     state, full, part = state_of(network), network.full_architecture(), small(network)
     batches = [samples(6, seed=1), samples(9, seed=2) + 3]
@@ -190,7 +190,7 @@ def test_a_channel_that_nobody_has_measured_keeps_its_bits() -> None:
     assert pool_statistics(network, state, []) == {}
 
 
-def test_what_a_device_must_know_of_the_norms_is_told() -> None:
+def test_norm_layers_have_what_devices_need_for_calibration() -> None:
     network = network_of(BATCH_RESNET)
     architecture = small(network)
     norms = {norm.name: norm for norm in norm_layers(network, architecture)}
@@ -248,7 +248,7 @@ def test_networks_without_running_statistics_stay_as_they_are() -> None:
     assert have_same_bits(recalibrate(network, state, network.full_architecture(), [samples(4)]), state)
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_impossible_measurements_are_refused() -> None:
     network = network_of(BATCH_RESNET)
     state, full = state_of(network), network.full_architecture()
     moments = measure_moments(network, full, state, [samples(4)])

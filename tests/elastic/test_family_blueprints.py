@@ -71,7 +71,7 @@ GATES = Product(factors=(4, "section0.state"))
         (LSTM, f"{FIRST}.lstm.bias_hh_l0", (GATES,), "bias", 5),
     ],
 )
-def test_layers_of_tokens_tell_what_they_are_tied_to(
+def test_token_layers_declare_their_ties(
     config: Family, tensor: str, axes: tuple[Dim, ...], role: str, positions: int
 ) -> None:
     decl = network_of(config).tensors[tensor]
@@ -99,7 +99,7 @@ class Gate(nn.Module):
         return x * self.table.sum(0)
 
 
-def test_a_layer_of_our_own_tells_its_sizes() -> None:
+def test_a_custom_layer_declares_its_sizes() -> None:
     def build(sizes: Sizes) -> nn.Module:
         width = sizes["width"]
         return nn.Sequential(OrderedDict(up=nn.Linear(2, width), gate=Gate(width), head=nn.Linear(width, 2)))
@@ -115,7 +115,7 @@ def test_a_layer_of_our_own_tells_its_sizes() -> None:
 
 
 @pytest.mark.parametrize("section", [0, 1, -1])
-def test_blocks_are_in_the_sections_that_the_family_tells(section: int) -> None:
+def test_blocks_are_in_the_sections_of_the_family(section: int) -> None:
     config = replace(CONVOLUTIONAL["vgg"], widths=(4,), depths=(1,), kernels=(3,))
     blocks = tuple(Block(name=f"section0.block{number}", section=section) for number in range(2))
     with pytest.raises(ConfigError, match=r"skippable blocks by section, but sections of \(1,\) blocks"):

@@ -20,7 +20,7 @@ def format_genotype(operations: tuple[str, ...]) -> str:
 
 
 @pytest.mark.slow
-def test_every_cell_of_the_benchmark_is_read_or_gives_nothing() -> None:
+def test_every_cell_of_the_benchmark_is_read_or_refused_without_a_path() -> None:
     """All 15,625 cells, against the paths from the first node to the last."""
     ends = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
     paths = [((0, 3),), ((0, 1), (1, 3)), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))]
@@ -48,7 +48,7 @@ def test_every_cell_of_the_benchmark_is_read_or_gives_nothing() -> None:
         f"{STAND_IN}+|none~0|none~1|none~2|none~3|",
     ],
 )
-def test_what_is_no_genotype_is_refused(wrong: str) -> None:
+def test_invalid_genotypes_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="must be written like"):
         NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(1,), cell=wrong)
 

@@ -151,7 +151,7 @@ def test_new_blocks_that_start_as_the_identity_keep_outputs(growth: Growth) -> N
 @pytest.mark.slow
 @relaxed
 @given(growths())
-def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: Growth) -> None:
+def test_a_network_is_a_size_of_the_grown_one_which_is_their_union(growth: Growth) -> None:
     before, after = _declared(growth.before), network_of(growth.after)
     size = size_in(after, before)
     assert size.blocks == tuple(block.name for block in before.blocks)
@@ -171,7 +171,7 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
         assert network_of(unite_families(families)) == replace(after, config=unite_families(families))
 
 
-def test_unions_go_by_numbers_and_not_by_places() -> None:
+def test_unions_match_blocks_by_number_and_not_by_position() -> None:
     first = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(2,), hidden_widths=(4, 8))
     grown = replace(insert_block(first, section=0, after=0), hidden_widths=(4, 12, 8))
     other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
@@ -234,12 +234,14 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
         (MLP, {"section": 0, "after": 2}, r"after number 2 of section 0, which has the numbers \[0, 1\]"),
     ],
 )
-def test_what_cannot_be_inserted_is_one_sentence(config: Family, position: dict[str, Any], words: str) -> None:
+def test_impossible_insertions_are_refused_in_one_sentence(
+    config: Family, position: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         insert_block(config, **position)
 
 
-def test_a_family_that_does_not_number_blocks_is_told_so() -> None:
+def test_a_family_that_does_not_number_blocks_is_refused() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Towers:
         """A family of another package."""
@@ -255,7 +257,7 @@ def test_a_family_that_does_not_number_blocks_is_told_so() -> None:
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
 def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
     plain = replace(config, block_numbers=())
-    assert "block_numbers" not in to_plain(plain), "what was hashed before has another hash"
+    assert "block_numbers" not in to_plain(plain), "the hashes of earlier settings would change"
     grown = insert_block(insert_block(config, section=0, after=0), section=0, after=0)
     again = from_plain(OPEN, parse_json(canonical_json(grown), max_bytes=2**16))
     assert again == grown
@@ -286,7 +288,7 @@ GROWN = insert_block(insert_block(RESNET, section=1, after=0), section=0, after=
 """Its blocks are numbered 0, 2, 1 and 0, 3, 1, 2."""
 
 
-def test_spaces_keep_the_first_blocks_by_their_places() -> None:
+def test_spaces_keep_the_first_blocks_by_position() -> None:
     network = network_of(GROWN)
     assert [block.name for block in network.blocks] == [
         f"section{name}" for name in ("0.block2", "0.block1", "1.block3", "1.block1", "1.block2")

@@ -119,12 +119,12 @@ def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members
 @pytest.mark.slow
 @few
 @given(families(), st.randoms(use_true_random=False))
-def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], chance: random.Random) -> None:
+def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], rng: random.Random) -> None:
     union: Any = unite_families(members)
     assert unite_families([union, *members]) == unite_families([union]) == union
-    assert unite_families(chance.sample(members, len(members))) == union
+    assert unite_families(rng.sample(members, len(members))) == union
     rest = unite_families(members[1:] or members)
-    assert unite_families([members[0], rest]) == union, "which is also where the rest is a size of it"
+    assert unite_families([members[0], rest]) == union, "also if the rest is a size of the first member"
     assert bool(union.layer_widths) == any(member.layer_widths for member in members)
     assert union.widths == tuple(max(parts) for parts in zip(*(member.widths for member in members), strict=True))
 
@@ -142,10 +142,10 @@ def test_a_union_has_no_more_than_its_members_need() -> None:
     assert unite_families([ds_cnn, replace(ds_cnn, widths=(4,), stem_width=6)]) == replace(ds_cnn, stem_width=8)
 
 
-def test_where_no_layer_has_a_width_of_its_own_all_is_as_it_was() -> None:
+def test_without_layer_widths_nothing_changes() -> None:
     for config in (CONVOLUTIONAL["vgg"], CONVOLUTIONAL["ds_cnn"]):
         network = network_of(config)
-        assert "layer_widths" not in to_plain(config), "what was hashed before has another hash"
+        assert "layer_widths" not in to_plain(config), "the hashes of earlier settings would change"
         assert {"section0.stream", "section1.stream"} <= network.axes.keys()
         assert not any(block.reads or block.gives for block in network.blocks)
         assert has_section_widths(config)
@@ -170,7 +170,7 @@ def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own
         size_in(tied, narrow)
 
 
-def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size() -> None:
+def test_a_network_that_passes_on_more_than_a_layer_has_is_no_size() -> None:
     narrow = replace(VGG, depths=(2,), widths=(2,), layer_widths=(4, 2))
     with pytest.raises(ConfigError, match=r"lacks 'section0\.block1\.width' or has less of it"):
         size_in(network_of(narrow), network_of(replace(narrow, depths=(1,), widths=(4,), layer_widths=())))
@@ -196,7 +196,7 @@ def test_widths_that_no_layers_can_have_are_refused(changes: dict[str, Any], wor
         replace(VGG, **changes)
 
 
-def test_what_is_left_out_passes_on_what_it_would_have_read() -> None:
+def test_a_left_out_layer_passes_its_input_on() -> None:
     network = network_of(VGG)
     state = weights_of(network, 1)
     first, second, third = (f"section0.block{number}.width" for number in range(3))
@@ -263,7 +263,7 @@ def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
         with pytest.raises(ConfigError, match="no other block can replace it; leave layer_widths empty"):
             graft(network, architecture)
         full = network.full_architecture()
-        assert graft(network, full).architecture.blocks == full.blocks, "where nothing is left out, nothing is grafted"
+        assert graft(network, full).architecture.blocks == full.blocks, "without left-out blocks, nothing is grafted"
 
 
 def test_a_cell_becomes_wider_by_itself() -> None:
@@ -325,7 +325,7 @@ def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
     members: list[Any] = [getattr(presets, name).settings for name in names]
     for name, member in zip(names, members, strict=True):
         assert sum(member.depths) + 3 == int(name.removeprefix("vgg").partition("_")[0]), (
-            "three fully connected end a VGG"
+            "a VGG ends with three fully connected layers"
         )
         assert is_replicable(network, size_in(network, _declared(member)))
     assert unite_families(members) == largest
@@ -338,7 +338,7 @@ def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
     assert counts == sorted(counts)
 
 
-def test_a_block_that_reads_what_is_no_axis_is_refused() -> None:
+def test_a_block_that_reads_an_unknown_axis_is_refused() -> None:
     blueprint = VGG.blueprint()
     (block, *other_blocks) = blueprint.blocks
     for wrong in (replace(block, reads=""), replace(block, gives="section9")):
@@ -346,7 +346,7 @@ def test_a_block_that_reads_what_is_no_axis_is_refused() -> None:
             declare(VGG, replace(blueprint, blocks=(wrong, *other_blocks)))
 
 
-def test_every_setting_of_a_chain_is_one_of_the_other_or_told_apart() -> None:
+def test_both_kinds_of_chains_share_all_settings_but_the_stem_width() -> None:
     own = [{field.name for field in fields(kind)} for kind in (Vgg, DsCnn)]
     assert own[1] - own[0] == {"stem_width"}
     assert not own[0] - own[1]

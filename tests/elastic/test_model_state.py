@@ -34,7 +34,7 @@ def test_a_state_that_is_packed_is_the_same_when_it_is_unpacked() -> None:
     assert pack_state(ModelState(shared=STATE.shared)).keys() == {"a", "b"}
 
 
-def test_what_is_done_to_all_tensors_is_done_to_copies_and_moments_too() -> None:
+def test_maps_apply_to_copies_and_moments_too() -> None:
     changed = STATE.map_tensors(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
     expected = {name: -tensor.float() for name, tensor in pack_state(STATE).items() if not name.startswith("sizes")}
     assert {name: tensor for name, tensor in pack_state(changed).items() if not name.startswith("sizes")} == expected
@@ -49,7 +49,7 @@ def test_its_bytes_are_those_of_all_its_tensors() -> None:
     assert whole.tensor_bytes == sum(tensor.nbytes for name, tensor in pack_state(whole).items() if "json" not in name)
 
 
-def test_what_is_no_packed_state_is_refused() -> None:
+def test_invalid_packed_states_are_refused() -> None:
     with pytest.raises(ConfigError, match="must name copies, moments, networks or tensors"):
         unpack_state({"elsewhere/a": torch.zeros(1)})
     with pytest.raises(ProtocolError):
@@ -61,8 +61,8 @@ def test_marks_of_the_untrained_and_the_model_are_packed_with_it_and_weigh_nothi
     back = unpack_state(pack_state(STATE.with_network("m1", replace(marked, sizes=())))).of("m1")
     assert (back.untrained, back.model) == (marked.untrained, SIZES[0])
     assert marked.tensor_bytes == STATE.tensor_bytes
-    turned = marked.map_tensors(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
-    assert turned.untrained == marked.untrained, "which no arithmetic is done with"
+    negated = marked.map_tensors(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
+    assert negated.untrained == marked.untrained, "marks take no part in arithmetic"
     ordered = marked.reorder(lambda lineage: ("b", "a"))
     assert (ordered.untrained, ordered.model) == (marked.untrained, SIZES[0])
 

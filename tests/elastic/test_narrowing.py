@@ -19,7 +19,7 @@ def make_narrowing() -> Narrowing:
     return Narrowing(replication=Replication.draw(network, size_in(network, network_of(SMALL)), random.Random(1)))
 
 
-def test_what_reads_the_neurons_that_are_cut_is_shared_out_among_those_that_stay() -> None:
+def test_the_readers_of_removed_neurons_are_shared_out_among_the_others() -> None:
     """Algorithm 3 for the weights that read a layer; the layer itself keeps its first neurons."""
     narrowing = make_narrowing()
     state = {name: torch.randn(decl.shape) for name, decl in narrowing.replication.network.tensors.items()}

@@ -154,7 +154,7 @@ def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
         ),
     ],
 )
-def test_cells_are_as_large_and_costly_as_the_benchmark_tells(cell: str, parameters: int, forward_macs: int) -> None:
+def test_cells_are_as_large_and_costly_as_in_the_benchmark(cell: str, parameters: int, forward_macs: int) -> None:
     published = preset("nas_bench_201", input_shape=(3, 32, 32), class_count=10)
     assert isinstance(published, NasBench201)
     network = network_of(replace(published, cell=cell))

@@ -129,7 +129,7 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
     assert all(torch.equal(restored[name], local[name]) for name in local)
 
 
-def test_both_ways_are_linear_so_that_changes_go_them_too() -> None:
+def test_up_and_down_are_linear_and_so_apply_to_changes() -> None:
     network = _declared(MLP)
     size = Architecture(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_architecture().blocks)
     replication = Replication.draw(network, size, random.Random(2))
@@ -160,7 +160,7 @@ def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> Non
 
 
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=lambda config: config.TYPE)
-def test_nobody_trains_and_nothing_moves(config: Family) -> None:
+def test_without_training_nothing_moves(config: Family) -> None:
     """A smaller network that does not change gives a change of zero, whatever the larger network was before."""
     network = _declared(config)
     name = list_copyable_axes(network)[0]
@@ -172,7 +172,7 @@ def test_nobody_trains_and_nothing_moves(config: Family) -> None:
     assert not any(tensor.any() for tensor in up.values())
 
 
-def test_what_no_copy_leaves_as_it_is_is_refused() -> None:
+def test_an_axis_that_copies_would_change_is_refused() -> None:
     network, name = _declared(VIT), "section0.block0.head_dim"
     size = Architecture(axes=((name, Prefix(size=2)),), blocks=network.full_architecture().blocks)
     with pytest.raises(ConfigError, match="summed over in a product of computed values"):
@@ -223,12 +223,12 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
         ([replace(MLP, widths=(8, 6), depths=(1, 1))], "different lengths"),
     ],
 )
-def test_what_has_no_union_is_one_sentence(others: list[Family], words: str) -> None:
+def test_families_without_a_union_are_refused_in_one_sentence(others: list[Family], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         unite_families([MLP, *others])
 
 
-def test_a_network_that_is_no_size_of_another_is_one_sentence() -> None:
+def test_a_network_that_is_no_size_of_another_is_refused_in_one_sentence() -> None:
     small, large = replace(MLP, widths=(4, 6, 6)), MLP
     with pytest.raises(ConfigError, match=r"lacks 'section0\.stream' or has less of it"):
         size_in(network_of(small), network_of(large))

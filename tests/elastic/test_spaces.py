@@ -75,7 +75,7 @@ def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
         space.architecture((*space.smallest[:index], option, *space.smallest[index + 1 :])).architecture_id
         for option in (2, 3)
     }
-    assert len(ids) == 1, "the options differ in a dropped block alone"
+    assert len(ids) == 1, "the options differ only in a dropped block"
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_blocks_of_a_transformer_start_as_the_identity(config: Family) -> None:
 
 
 @pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.TYPE)
-def test_only_a_causal_network_does_not_see_what_comes(config: Family) -> None:
+def test_only_causal_networks_ignore_later_tokens(config: Family) -> None:
     network, inputs = network_of(config), inputs_of(config)[:1]
     module = load_module(network, network.full_architecture(), double_state(network, 5))
     changed = inputs.clone()

@@ -268,7 +268,7 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_what_forward_leaves_behind_is_no_state() -> None:
+def test_attributes_that_forward_sets_are_not_state() -> None:
     """Old-style weight norm sets a plain tensor before each run; other modules store their last outputs."""
 
     class Watched(nn.Module):
@@ -292,7 +292,7 @@ def test_what_forward_leaves_behind_is_no_state() -> None:
     assert module.body.weight is before
 
 
-def test_a_block_that_its_owner_computes_again_draws_and_counts_once() -> None:
+def test_a_checkpointed_block_draws_and_counts_once() -> None:
     plain = Checkpointed(again=False)
     again = Checkpointed(again=True)
     again.load_state_dict(plain.state_dict())

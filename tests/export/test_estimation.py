@@ -1,4 +1,4 @@
-"""Memory estimates of submodels need no programs and are close to the plans of these, for families and targets."""
+"""Memory estimates of submodels, computed without programs, are close to the plans of programs for every target."""
 
 import random
 from dataclasses import replace
@@ -142,7 +142,7 @@ def test_more_of_anything_costs_more(family: str) -> None:
     assert all(0 < estimate < whole for estimate in reduced)
 
 
-def test_estimates_of_many_are_those_of_each() -> None:
+def test_estimates_of_many_submodels_equal_single_ones() -> None:
     network = network_of(SMALL["mlp"])
     estimates = estimates_of("mlp", "onnx")
     architectures = [random_architecture(network, seed) for seed in range(50)]
@@ -175,7 +175,7 @@ def test_bytes_that_are_no_estimates_are_refused() -> None:
         MemoryEstimates.unpack(b"estimates")
 
 
-def test_estimates_have_an_id_of_their_own_whatever_submodel_is_named() -> None:
+def test_the_id_of_estimates_does_not_depend_on_the_submodel() -> None:
     request = request_for(SMALL["mlp"], "onnx", Architecture())
     estimates = EstimateRequest(training=request)
     assert estimates.program_id != request.program_id
@@ -246,7 +246,7 @@ def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
     assert listings[0] == listings[1]
 
 
-def test_what_a_function_makes_of_numbers_is_not_lost() -> None:
+def test_tensors_created_from_numbers_are_refused() -> None:
     def lists(x: torch.Tensor) -> torch.Tensor:
         return x * torch.tensor([1.0, 2.0], device=x.device)
 
@@ -288,7 +288,7 @@ def test_only_the_last_reader_writes_over_what_it_reads() -> None:
     ]
 
 
-def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own() -> None:
+def test_values_that_outlive_a_part_of_a_program_are_counted_separately() -> None:
     calls = (
         KernelCall(inputs=("x",), outputs={"a": 8, "b": 4}),
         KernelCall(inputs=("b",), outputs={"c": 2}),

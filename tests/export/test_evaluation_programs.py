@@ -155,7 +155,7 @@ def test_no_step_is_paid_for(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
-def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
+def test_a_manifest_states_the_purpose_of_the_program(target: str) -> None:
     evaluation = request(target)
     program = export_program(evaluation)
     manifest = program.manifest
@@ -167,7 +167,7 @@ def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
         assert step.outputs == manifest.outputs
 
 
-def test_ids_depend_on_what_changes_the_program_alone() -> None:
+def test_ids_depend_only_on_the_program() -> None:
     plain = request("onnx")
     assert replace(plain, architecture=replace(plain.architecture, name="other")).program_id == plain.program_id
     variants = (

@@ -68,7 +68,7 @@ def test_the_least_recently_used_results_go_first(tmp_path: Path) -> None:
     assert not used.exists()
 
 
-def test_what_was_used_just_now_stays_whatever_the_limit(tmp_path: Path) -> None:
+def test_recently_used_results_stay_whatever_the_limit(tmp_path: Path) -> None:
     path = put(ExportCache(CacheFolder(path=tmp_path)), request_of(2))
     assert ExportCache(CacheFolder(path=tmp_path, limit_bytes=1)).find(request_of(2)) == path
 

@@ -78,7 +78,7 @@ def _fail(*_arguments: object) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_any_type_become_export_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of any tool that writes or runs a program becomes an ExportError with the cause and what to do."""
     step = training_step_of(train_request("onnx"))
     for method in ("write_training", "run"):
@@ -97,7 +97,7 @@ def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) ->
         assert "KeyError" in obstacle.reason
 
 
-def test_what_explains_an_error_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_explanation_does_not_hide_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
         raise ZeroDivisionError
 

@@ -96,12 +96,12 @@ def test_an_evaluation_is_written_once_and_stays(pool: ExportPool, folder: Path)
         assert other_pool.submit(request).done()
 
 
-def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:
+def test_a_damaged_result_is_exported_again(pool: ExportPool) -> None:
     path = pool.submit(train_request("onnx")).result(PATIENCE_S)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     again = decode_program(pool.submit(train_request("onnx")).result(PATIENCE_S).read_bytes())
-    # The plan in the manifest holds counted memory, which moves by some kilobytes; the program is the same.
+    # The plan in the manifest contains measured memory, which varies by some kilobytes; the program is the same.
     assert bytes(again.body) == bytes(decode_program(whole).body)
 
 
@@ -152,7 +152,7 @@ def test_a_worker_killed_while_it_waits_costs_nothing(pool: ExportPool) -> None:
     assert pool.submit(train_request("onnx", batch_size=10)).result(PATIENCE_S).is_file()
 
 
-def test_an_impossible_request_is_its_own_error(pool: ExportPool) -> None:
+def test_an_impossible_request_fails_with_its_own_error(pool: ExportPool) -> None:
     impossible = train_request("onnx", architecture=smallest(RESNET))  # axes of another network
     with pytest.raises(ExportError, match="axis"):
         pool.submit(impossible).result(PATIENCE_S)

@@ -77,7 +77,7 @@ def test_adding_along_any_dimension() -> None:
 
 
 @pytest.mark.parametrize("chosen", [[draw(2, 3) > 0], [torch.tensor([0, 1]), draw(3) > 0]])
-def test_a_mask_is_refused_with_what_to_do(chosen: list[Tensor | None]) -> None:
+def test_a_mask_is_refused_with_a_remedy(chosen: list[Tensor | None]) -> None:
     with pytest.raises(ExportError, match=r"indexed by a mask.*torch\.where\(mask, a, b\)"):
         INDEXING[aten.index.Tensor](draw(2, 3), chosen)
     with pytest.raises(ExportError, match=r"indexed by a mask.*torch\.where\(mask, a, b\)"):

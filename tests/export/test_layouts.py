@@ -113,7 +113,7 @@ def test_every_result_has_memory_of_its_own() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_a_transposition_is_made_once_for_all_who_need_it() -> None:
+def test_a_transposition_is_shared_by_its_users() -> None:
     graph = settle_layouts(graph_of(lambda x: (x.t().cumsum(0), x.t().cumsum(1)), random_tensor(3, 4)))
     assert count_copies(graph) == 1
 

@@ -226,7 +226,7 @@ def test_state_that_no_step_carries_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_function_keeps_for_itself_is_refused() -> None:
+def test_state_in_a_closure_is_refused() -> None:
     kept = [torch.zeros(4)]
 
     def between(_net: Any, y: Tensor) -> Any:
@@ -266,7 +266,7 @@ HARMLESS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_does_not_matter_in_the_next_run_is_no_state(name: str) -> None:
+def test_values_that_the_next_run_ignores_are_not_state(name: str) -> None:
     """Results equal plain PyTorch's, also in the second step."""
     module = HARMLESS[name]()
     step = step_of_module(module, (4,))

@@ -102,7 +102,7 @@ UNITED: Mapping[str, tuple[Family, ...]] = {
 @pytest.mark.parametrize(
     ("target", "case"), mostly_long(product(TARGET_NAMES, UNITED), ("executorch", "mlp"), ("onnx", "vgg"))
 )
-def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: str, case: str) -> None:
+def test_a_union_of_networks_gives_the_logits_of_each_member(target: str, case: str) -> None:
     """FedADP's invariant P1 on devices: a client's network, extended to the union, computes the same as before."""
     union = network_of(unite_families(UNITED[case]))
     inputs = torch.randn(3, *union.config.input_shape, generator=torch.Generator().manual_seed(1))

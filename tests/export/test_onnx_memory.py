@@ -87,7 +87,7 @@ def test_regions_double() -> None:
     assert arena.region_bytes == tuple(size * MEBIBYTE for size in (1, 2, 4, 8))
 
 
-def test_what_a_run_asks_for() -> None:
+def test_memory_requests_of_a_run() -> None:
     """Reshaping is free, ReLU overwrites its input, a sum does not, and results belong to the caller."""
     nodes = [
         ("Mul", ["x", "two"], ["a"]),

@@ -280,7 +280,7 @@ def test_log1p_and_expm1_keep_small_numbers() -> None:
         torch.testing.assert_close(ARITHMETIC[operator](tiny), operator(tiny), rtol=1e-6, atol=0.0)
 
 
-def test_a_table_without_what_a_runtime_has() -> None:
+def test_operators_can_be_removed_from_a_table() -> None:
     lowering: Callable[..., Any] = COMMON[aten.silu.default]
     table = remove_operators(COMMON, aten.gelu.default)
     assert aten.gelu.default not in table

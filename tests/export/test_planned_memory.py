@@ -75,7 +75,7 @@ def planned_here(program: Program) -> int:
 
 
 @pytest.mark.parametrize("counted_with", [8, 16, 32])
-def test_a_plan_is_the_same_whatever_processor_counted_it(
+def test_a_plan_does_not_depend_on_the_processor_that_measured_it(
     counted_with: PackingWidth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two constant factors: 10 rows of one column, and 3 of 20."""
@@ -248,7 +248,7 @@ def test_a_batch_in_parts_takes_less(target: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_the_caller_holds(name: str) -> None:
+def test_memory_that_the_caller_holds(name: str) -> None:
     step = step_of(name)
     parameters = sum(parameter.numel() for parameter in MODULES[name]().parameters())
     assert optimiser_bytes(step) == weights_bytes(step) == 2 * 4 * parameters
@@ -256,7 +256,7 @@ def test_what_the_caller_holds(name: str) -> None:
     assert input_bytes < fed_bytes(step) < input_bytes + 100
 
 
-def test_what_is_alive_at_once() -> None:
+def test_activations_alive_at_once() -> None:
     def step(x: torch.Tensor) -> tuple[torch.Tensor]:
         a = x * 2.0  # 400 bytes
         b = a.view(10, 10) + 1.0  # 400 more; the view costs nothing

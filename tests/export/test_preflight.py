@@ -68,7 +68,7 @@ def test_a_network_of_good_layers_has_no_obstacle() -> None:
     assert find_obstacles(network(nn.Tanh()), SampleSpec(shape=(6,)), target="onnx", batch_size=2) == ()
 
 
-def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
+def test_an_obstacle_outside_all_layers_is_the_networks_own() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,7 +83,7 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
     assert str(obstacle).startswith("the network (Bare) cannot be exported for training")
 
 
-def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
+def test_an_error_names_its_layer_or_stays_as_it_is() -> None:
     error = ExportError("something; do something")
     sample = SampleSpec(shape=(6,))
     explained = explain_failure(error, network(LogGamma()), sample, target="onnx", batch_size=2)

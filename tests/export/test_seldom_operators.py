@@ -118,13 +118,13 @@ def write_module(module: nn.Module, sample: SampleSpec, target: str) -> Any:
     ("name", "target"),
     crossed(TRAINED, TARGET_NAMES, "bag of means", "buckets", "local response", "other diagonal", "products", "waves"),
 )
-def test_what_few_networks_have_is_written_and_verified(name: str, target: str) -> None:
+def test_rare_operators_are_written_and_verified(name: str, target: str) -> None:
     module, sample = TRAINED[name]
     assert write_module(module, sample, target).manifest.max_abs_diff < 1e-4
 
 
 @pytest.mark.parametrize(("name", "target"), crossed(REFUSED, TARGET_NAMES, "no number", "sort"))
-def test_what_no_program_has_is_refused_with_what_to_use(name: str, target: str) -> None:
+def test_unsupported_operators_are_refused_with_an_alternative(name: str, target: str) -> None:
     module, sample, words = REFUSED[name]
     with pytest.raises(ExportError) as caught:
         write_module(module, sample, target)

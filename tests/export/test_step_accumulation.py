@@ -131,7 +131,7 @@ def test_batches_in_one_part_train_as_without_summed_gradients() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_a_batch_whose_labels_all_do_not_count_has_no_gradient(*, accumulate: bool) -> None:
+def test_a_batch_without_counted_labels_has_no_gradient(*, accumulate: bool) -> None:
     step = step_of_module(nn.Linear(4, 3), (4,), accumulate=accumulate)
     inputs = example(step) | {"label": torch.full((4,), -100), "batch_weight": torch.zeros((), dtype=torch.float64)}
     inputs |= {name: torch.zeros_like(tensor) for name, tensor in inputs.items() if name.startswith("gradient.")}

@@ -29,7 +29,7 @@ def run_dropout(function: Any, inputs: Tensor, random: Tensor, **settings: Any) 
         (functional.dropout3d, (4, 6, 5, 3, 2), (4, 6, 1, 1, 1)),
     ],
 )
-def test_what_is_below_p_is_dropped_and_the_rest_scaled(
+def test_elements_below_p_are_dropped_and_the_rest_is_scaled(
     function: Any, shape: tuple[int, ...], random_shape: tuple[int, ...]
 ) -> None:
     inputs = torch.rand(shape) + 1

@@ -110,7 +110,7 @@ def test_objectives_of_numbers(name: Any, function: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_squares_are_summed_over_what_counts_where_they_are_asked_for(name: Any) -> None:
+def test_squares_of_counted_losses_are_summed_on_request(name: Any) -> None:
     """Squares of the losses per label, each by PyTorch; the step is otherwise the same."""
     make, shape = {"next_token": (language_model, ()), "dense_cross_entropy": (pixel_classifier, (2, 3, 2))}.get(
         name, (classifier, (4,))

@@ -55,7 +55,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_stochastic_depth_leaves_out_what_the_step_says(new: bool) -> None:
+def test_stochastic_depth_follows_the_random_inputs_of_the_step(new: bool) -> None:
     step = step_of_module(Residual(DropPath(new=new)), (4,))
     assert [(value.name, value.shape) for value in step.inputs if value.role == "random"] == [("random.0", (4, 1))]
     inputs = example(step) | {"random.0": torch.tensor([[0.1], [0.69], [0.71], [0.0]], dtype=torch.float64)}
@@ -82,7 +82,7 @@ def test_micro_batches_draw_what_the_batch_draws_or_are_refused() -> None:
         step_of_module(Residual(DropPath(new=True, whole=True)), (4,), accumulate=True)
 
 
-def test_uniform_numbers_are_the_steps_own() -> None:
+def test_uniform_numbers_come_from_the_step() -> None:
     numbers = uniform(4, 3)
     like = torch.zeros(4, 3)
     draws: list[Callable[[], Tensor]] = [
@@ -99,7 +99,7 @@ def test_uniform_numbers_are_the_steps_own() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_bernoulli_numbers_are_one_as_often_as_asked(p: float) -> None:
+def test_bernoulli_numbers_have_their_probability(p: float) -> None:
     numbers = uniform(COUNT)
     chances = torch.full((COUNT,), p)
     draws: list[Callable[[], Tensor]] = [
@@ -161,7 +161,7 @@ class Drawing(nn.Module):
     ],
     ids=["randint", "randperm", "normal", "cauchy_", "multinomial"],
 )
-def test_what_cannot_be_replayed_is_refused_with_what_to_do(draw: Callable[[Tensor], Any]) -> None:
+def test_randomness_that_cannot_be_replayed_is_refused_with_a_remedy(draw: Callable[[Tensor], Any]) -> None:
     network = nn.Sequential(nn.Linear(4, 4), Drawing(draw))
     with pytest.raises(ExportError, match=r"layer '1' draws its own randomness.*draw with torch\.rand"):
         step_of_module(network, (4,))

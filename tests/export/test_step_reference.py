@@ -82,11 +82,11 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.slow
-def test_layers_drop_what_the_step_says() -> None:
+def test_layers_drop_by_the_random_inputs_of_the_step() -> None:
     assert_alike(step_of_module(Dropping(), (2, 5, 5), batch_size=4), sample_count=2)
 
 
-def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
+def test_every_random_replacement_has_a_reference() -> None:
     """A replacement that takes random numbers without an entry here would be compared with PyTorch's own ones."""
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
     deterministic = {functional.rms_norm, *FUNCTIONS, *RANDOMNESS.keys() - DRAWS.keys()}
@@ -172,7 +172,7 @@ class Locked(nn.Module):
     ("has_lock", "message"),
     [(True, "cannot be copied.*lock"), (False, r"cannot be run in torch\.float64 as it is, so no program .* verified")],
 )
-def test_what_cannot_be_a_reference_is_an_error(message: str, *, has_lock: bool) -> None:
+def test_modules_without_a_reference_are_errors(message: str, *, has_lock: bool) -> None:
     module = Locked(has_lock=has_lock)
     with pytest.raises(ExportError, match=message):
         reference_of(module)(*(torch.ones(shape, dtype=torch.float64) for shape in ((2, 4), (3, 4), (3,))))

@@ -96,13 +96,13 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     return float(torch.cat([(first[name].double() - second[name].double()).flatten() for name in second]).norm())
 
 
-def test_what_everybody_shares_stays_as_it_is() -> None:
+def test_shared_objects_are_not_changed() -> None:
     before = dict(dict.items(user_modules.activation_registry))
     step_of("a registry that makes what it is asked for")
     assert dict(dict.items(user_modules.activation_registry)) == before
 
 
-def test_there_are_forty_of_which_twenty_five_train() -> None:
+def test_there_are_forty_modules_and_twenty_five_train() -> None:
     assert len(USER_MODULES) >= 40
     assert len(TRAINED) >= 25
 
@@ -118,7 +118,7 @@ def test_after_ten_steps_it_is_as_near_as_eager(name: str, target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_step_carries_is_refused_by_its_name(name: str) -> None:
+def test_state_that_no_program_carries_is_refused_by_name(name: str) -> None:
     before = random_states()
     with pytest.raises(ExportError, match=USER_MODULES[name].refused):
         write_program(step_of(name), target="onnx", program_id="0" * 64)
@@ -146,7 +146,7 @@ def accumulating_step(module: nn.Module, size: int, **settings: Any) -> Step:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("layer", [Mixing(), nn.Softmax(dim=0)], ids=["norm", "softmax"])
-def test_micro_batches_of_what_mixes_a_batch_are_refused_with_the_layer(size: int, layer: nn.Module) -> None:
+def test_micro_batches_of_layers_that_mix_samples_are_refused_by_name(size: int, layer: nn.Module) -> None:
     """Also with one sample, where no difference shows: program and module are then wrong alike."""
     module = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, CLASSES))
     with pytest.raises(ExportError, match=r"layer '1' mixes the samples of a batch.*set micro_batch_size = 0"):
@@ -154,7 +154,7 @@ def test_micro_batches_of_what_mixes_a_batch_are_refused_with_the_layer(size: in
 
 
 @pytest.mark.parametrize("layer", [nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.3)], ids=["gelu", "norm", "dropout"])
-def test_micro_batches_of_what_takes_each_sample_by_itself_are_not(layer: nn.Module) -> None:
+def test_micro_batches_of_other_layers_are_accepted(layer: nn.Module) -> None:
     accumulating_step(nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, CLASSES)), 1)
 
 

@@ -108,7 +108,7 @@ def test_a_larger_jump_must_be_gone_on_another_batch(batches: int, passes: bool)
         verify_training(run, step, seeded())
 
 
-def test_what_nothing_may_change_keeps_its_bits() -> None:
+def test_unused_parameters_keep_their_bits() -> None:
     module = nn.Linear(4, 3)
     module.register_parameter("unused", nn.Parameter(torch.ones(5)))
     step = training_step(
@@ -173,7 +173,7 @@ def test_everything_that_is_carried_shows_in_an_example(optimiser: OptimiserSett
 
 
 @pytest.mark.slow
-def test_what_single_precision_shows_nothing_of_is_told() -> None:
+def test_results_that_single_precision_cannot_verify_are_reported() -> None:
     """A bias before a norm has no gradient; what a program computes for it cannot be told from rounding."""
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 5))
     plain = OptimiserSettings(momentum=0.0)
@@ -197,7 +197,7 @@ class Shift(nn.Module):
 
 
 @pytest.mark.slow
-def test_many_results_of_rounding_alone_hide_no_other() -> None:
+def test_many_results_of_pure_rounding_hide_no_other() -> None:
     """The report also lists the results that could not be verified."""
     parts: list[nn.Module] = []
     for before in (2, 4, 4):

@@ -54,7 +54,7 @@ def run_delegated(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.skipif(heap_bytes() is None, reason="this C library does not count its heap")
 def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -> None:
-    """Compares the memory of programs that differ only in the rows of factors with one column."""
+    """Compare the memory of programs that differ only in the rows of factors with one column."""
     rows, load_bytes = [], []
     for size in (100, 2_000):
         graph = delegate(graph_of(lambda x: x.sum(1), normal(1, size * size)))  # products with ones
@@ -165,7 +165,7 @@ def test_counts_are_exact() -> None:
     assert float(count) == float(mask.sum())
 
 
-def test_what_xnnpack_lacks_is_left_to_the_runtime() -> None:
+def test_operators_that_xnnpack_lacks_are_left_to_the_runtime() -> None:
     tokens, table = torch.tensor([[1, 0], [2, 2]]), normal(3, 4)
 
     def run(tokens: Tensor, table: Tensor) -> tuple[Tensor, ...]:

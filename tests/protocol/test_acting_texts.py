@@ -148,7 +148,7 @@ def test_texts_for_people_keep_all_but_what_acts() -> None:
     assert ack.reason == "a b "
 
 
-def test_odd_versions_keep_no_device_out() -> None:
+def test_odd_versions_of_software_are_accepted() -> None:
     profile = Profile(
         client_id="pi", session_id="s", device="pi", runtimes=("onnx",), sample_count=1, class_counts=(1,),
         input_shape=(1,), memory_total_bytes=1, memory_fraction=0.5, software={"cpu\n": "ARMv7\x1b"},
@@ -164,11 +164,11 @@ def test_a_message_that_is_too_deep_is_no_message() -> None:
         decode(payload)
 
 
-def test_most_messages_are_not_looked_through() -> None:
+def test_messages_without_escapes_are_not_searched() -> None:
     assert not may_act(b'{"schema":3,"kind":"claim","holder":"~ }"}')
 
 
-def test_escapes_are_told_and_nothing_else_is_changed() -> None:
+def test_control_characters_are_escaped_and_nothing_else_changes() -> None:
     assert escape("a\x1b[31m\u202eb\n\tkäse 👩\u200d🔬") == "a\\x1b[31m\\u202eb\\n\\tkäse 👩\u200d🔬"
     assert escape("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
     assert make_printable("a\x1b\nb") == "a  b"

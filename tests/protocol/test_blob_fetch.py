@@ -33,8 +33,8 @@ def _chunk(fetch: BlobFetch, offset: int, length: int = CHUNK_BYTES) -> Chunk:
 
 @given(size_bytes=_SIZES, seed=st.integers(0, 2**32))
 def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_bytes: int, seed: int) -> None:
-    chance, pieces = random.Random(seed), range(0, size_bytes, LEAST_CHUNK_BYTES)
-    have = frozenset(chance.sample(pieces, chance.randint(0, len(pieces))))
+    rng, pieces = random.Random(seed), range(0, size_bytes, LEAST_CHUNK_BYTES)
+    have = frozenset(rng.sample(pieces, rng.randint(0, len(pieces))))
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=size_bytes), have=have, retry_s=2.0)
     outstanding: dict[int, int] = {}
     received = set(have)
@@ -50,15 +50,15 @@ def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_byte
             outstanding[requested.offset] = requested.length
         assert sum(outstanding.values()) <= WINDOW_CHUNKS * CHUNK_BYTES
         assert outstanding, "a fetch that is not complete always waits for something"
-        if chance.random() < 0.25:  # everything outstanding is lost
+        if rng.random() < 0.25:  # everything outstanding is lost
             outstanding.clear()
             now_s += 1e6
             continue
-        offset = chance.choice(sorted(outstanding))
+        offset = rng.choice(sorted(outstanding))
         length = outstanding.pop(offset)
-        part = min(length, LEAST_CHUNK_BYTES * chance.randint(1, 32))  # how much of it the sender sends at once
+        part = min(length, LEAST_CHUNK_BYTES * rng.randint(1, 32))  # how much of it the sender sends at once
         assert fetch.accept(_chunk(fetch, offset, part))
-        assert not fetch.accept(_chunk(fetch, offset, part)), "a second copy is not taken"
+        assert not fetch.accept(_chunk(fetch, offset, part)), "a second copy is not accepted"
         received.update(range(offset, offset + part, LEAST_CHUNK_BYTES))
         if part < length:
             outstanding[offset + part] = length - part
@@ -67,7 +67,7 @@ def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_byte
     assert fetch.requests(now_s) == ()
 
 
-def test_on_a_link_slower_than_the_first_guess_it_does_not_keep_asking_twice() -> None:
+def test_on_a_slow_link_requests_are_not_repeated_again_and_again() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=12 * CHUNK_BYTES), retry_s=2.0)
     queue: list[ByteRange] = []  # the link carries one chunk in 10 seconds, in the order of the requests
     requested_bytes = carried_bytes = 0
@@ -92,7 +92,7 @@ def _requested_sizes(fetch: BlobFetch, seconds: int, **proven: int) -> list[int]
     return [length for length, _ in itertools.groupby(lengths)]
 
 
-def test_where_nothing_comes_less_is_asked_for_down_to_a_floor() -> None:
+def test_while_nothing_arrives_requests_shrink_to_a_minimum() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
     assert _requested_sizes(fetch, 25) == [61_440, 30_720, 15_360, 7_680, 3_840]
     assert fetch.chunk_bytes == LEAST_CHUNK_BYTES
@@ -101,7 +101,7 @@ def test_where_nothing_comes_less_is_asked_for_down_to_a_floor() -> None:
     assert fetch.accept(_chunk(fetch, requested.offset, requested.length))
 
 
-def test_a_link_that_breaks_for_whatever_is_sent_counts_as_nothing_that_comes() -> None:
+def test_a_link_that_always_breaks_shrinks_requests_too() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
     for now_s in (0.0, 1.0):
         fetch.requests(now_s)
@@ -110,7 +110,7 @@ def test_a_link_that_breaks_for_whatever_is_sent_counts_as_nothing_that_comes() 
     assert {requested.length for requested in fetch.requests(4.0)} == {CHUNK_BYTES // 2}
 
 
-def test_after_a_lost_link_no_more_is_asked_for_than_is_known_to_come_through() -> None:
+def test_after_a_lost_link_requests_are_no_larger_than_the_proven_size() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
     assert {requested.length for requested in fetch.requests(0.0)} == {CHUNK_BYTES}
     fetch.ask_again(LEAST_CHUNK_BYTES)
@@ -119,7 +119,7 @@ def test_after_a_lost_link_no_more_is_asked_for_than_is_known_to_come_through() 
 
 
 @pytest.mark.parametrize("proven_bytes", [CHUNK_BYTES, CHUNK_BYTES // 2])
-def test_no_less_is_asked_for_than_has_come_through(proven_bytes: int) -> None:
+def test_requests_are_no_smaller_than_the_proven_size(proven_bytes: int) -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
     assert _requested_sizes(fetch, 1000, proven_bytes=proven_bytes)[-1] == proven_bytes
 
@@ -137,7 +137,7 @@ def test_one_chunk_of_several_that_is_lost_changes_nothing() -> None:
         fetch.accept(_chunk(fetch, ranges[-1].offset))
 
 
-def test_late_chunks_are_asked_for_again_and_lost_links_at_once() -> None:
+def test_late_chunks_are_requested_again_and_after_lost_links_at_once() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=CHUNK_BYTES), retry_s=2.0)
     (first,) = fetch.requests(0.0)
     assert fetch.requests(1.9) == ()
@@ -147,7 +147,7 @@ def test_late_chunks_are_asked_for_again_and_lost_links_at_once() -> None:
     assert fetch.requests(2.2) == (first,)
 
 
-def test_a_restarted_fetch_wants_everything_again() -> None:
+def test_a_restarted_fetch_requests_everything_again() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=2 * CHUNK_BYTES))
     assert len(fetch.requests(0.0)) == 2
     assert fetch.accept(_chunk(fetch, 0))
@@ -167,7 +167,7 @@ def test_a_restarted_fetch_wants_everything_again() -> None:
         Chunk(sha256=_DIGEST, offset=2**60, data=b"x"),
     ],
 )
-def test_what_is_no_whole_chunk_of_the_blob_is_not_taken(chunk: Chunk) -> None:
+def test_chunks_that_were_not_requested_are_not_accepted(chunk: Chunk) -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=CHUNK_BYTES + 1))
     fetch.requests(0.0)
     assert not fetch.accept(chunk)
@@ -203,18 +203,18 @@ def test_a_chunk_above_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("sha256", "size_bytes"), [("", 1), ("AB" * 32, 1), (_DIGEST + "\n", 1), (_DIGEST, 0), (_DIGEST, -1)]
 )
-def test_what_names_no_blob_is_refused(sha256: str, size_bytes: int) -> None:
+def test_invalid_references_are_refused(sha256: str, size_bytes: int) -> None:
     with pytest.raises(InvalidError, match=r"sha256 is .*, but must be 64 hex|size_bytes is .*, but must be 1 or more"):
         BlobRef(sha256=sha256, size_bytes=size_bytes)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, 0), (0, -1)])
-def test_what_is_no_range_is_refused(offset: int, length: int) -> None:
+def test_invalid_ranges_are_refused(offset: int, length: int) -> None:
     with pytest.raises(ValueError, match=r"offset is .*, but must be 0 or more|length is .*, but must be 1 or more"):
         ByteRange(offset=offset, length=length)
 
 
-def test_patience_is_finite() -> None:
+def test_waiting_times_are_bounded() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=1), retry_s=2.0)
     times = [now_s for now_s in range(200) if fetch.requests(float(now_s))]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]

@@ -80,12 +80,12 @@ def test_the_bytes_of_class_names_are_fixed() -> None:
         ({"other_input_shapes": [[1] * 17]}, r"other_input_shapes\[0\] has 17 items, but must have at most 16"),
     ],
 )
-def test_what_is_wrong_with_the_classes_of_a_profile_is_said(changes: dict[str, object], words: str) -> None:
+def test_wrong_classes_of_a_profile_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         decode(_profile(**changes))
 
 
-def test_a_task_with_classes_that_cannot_be_is_refused() -> None:
+def test_a_task_with_invalid_classes_is_refused() -> None:
     plain = json.loads(encode(_task(classes=("a", "b"))))
     with pytest.raises(ProtocolError, match="has 'a' twice"):
         decode(json.dumps({**plain, "classes": ["a", "a"]}).encode())

@@ -45,7 +45,7 @@ def test_two_names_of_one_number_are_refused(names: list[str]) -> None:
 
 @pytest.mark.slow
 @given(classes=WORDS, data=st.data())
-def test_a_name_has_its_place_in_the_run_whatever_else_a_device_holds(classes: list[str], data: st.DataObject) -> None:
+def test_a_name_has_its_index_in_the_run_whatever_else_a_device_holds(classes: list[str], data: st.DataObject) -> None:
     held = data.draw(st.lists(st.sampled_from(classes), unique=True))
     indices = find_class_indices(held, classes, len(classes))
     assert [classes[index] for index in indices] == held
@@ -85,7 +85,7 @@ def test_names_that_cannot_be_shown_told_apart_or_sent_are_refused(names: list[s
 
 @pytest.mark.slow
 @given(names=st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8), unique=True))
-def test_the_text_in_a_model_says_the_names(names: list[str]) -> None:
+def test_names_round_trip_through_the_text_in_a_model(names: list[str]) -> None:
     assert parse_class_names(format_class_names(names)) == tuple(names)
 
 

@@ -25,13 +25,13 @@ PROFILE = Profile(
 STATISTICS = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.25, deviation=0.5)
 
 
-def test_who_tells_nothing_is_understood_by_those_who_know_no_statistics() -> None:
+def test_messages_without_statistics_are_those_of_earlier_releases() -> None:
     plain = json.loads(encode(PROFILE))
     assert not plain.keys() & {"inputs", "sizes_differ"}
     assert "sample_bytes" not in json.loads(encode(ROUND))
 
 
-def test_statistics_travel_as_they_are() -> None:
+def test_statistics_round_trip() -> None:
     profile = replace(PROFILE, inputs=STATISTICS, sizes_differ=True)
     assert json.loads(encode(profile))["inputs"] == {
         "kind": "numbers",

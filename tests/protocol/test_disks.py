@@ -26,7 +26,7 @@ def make_failing(number: int) -> Any:
     return fail
 
 
-def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
         assert lock(first, wait=False)
         with pytest.raises(BlockingIOError):
@@ -34,7 +34,7 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", UNSUPPORTED_ERRORS)
-def test_a_device_and_a_server_do_without_locks_and_say_so(
+def test_without_locks_devices_and_servers_log_a_warning_and_run(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", make_failing(number))
@@ -47,7 +47,7 @@ def test_a_device_and_a_server_do_without_locks_and_say_so(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
-def test_a_lock_that_fails_otherwise_is_told_in_the_systems_words(
+def test_other_errors_of_locks_have_the_text_of_the_system(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", make_failing(number))
@@ -75,7 +75,9 @@ def test_a_folder_that_cannot_be_synced_keeps_what_is_saved(tmp_path: Path, monk
         sync_folder(tmp_path)
 
 
-def test_where_there_are_no_such_locks_the_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_systems_without_such_locks_the_error_names_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with (tmp_path / "lock").open("w") as file, pytest.raises(UnsupportedSystemError, match="use WSL 2"):
         lock(file, wait=False)

@@ -43,7 +43,7 @@ def test_the_bytes_of_an_evaluation_are_fixed() -> None:
     assert decode(encode(EVALUATED), expected="evaluated") == EVALUATED
 
 
-def test_a_profile_tells_of_held_out_data_where_there_are_some() -> None:
+def test_a_profile_has_the_held_out_count_if_there_are_held_out_data() -> None:
     assert json.loads(encode(profile()))["held_out_count"] == 4
     without = replace(profile(), held_out_count=0)
     assert "held_out_count" not in json.loads(encode(without))
@@ -73,14 +73,14 @@ CLAIMS = [
 @pytest.mark.parametrize(
     ("changes", "words"), [*CLAIMS, ({"seconds": -1.0}, "seconds is -1.0"), ({"client_id": "a/b"}, "id")]
 )
-def test_a_claim_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_an_impossible_claim_is_refused(changes: dict[str, Any], words: str) -> None:
     plain = json.loads(encode(EVALUATED))
     with pytest.raises(ProtocolError, match=words):
         decode(json.dumps(plain | changes).encode())
 
 
 @pytest.mark.parametrize(("changes", "words"), CLAIMS)
-def test_a_trainer_can_claim_nothing_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+def test_a_trainer_cannot_make_an_impossible_claim(changes: dict[str, Any], words: str) -> None:
     claims: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
     }
@@ -134,7 +134,7 @@ SUMS = [
 
 
 @pytest.mark.parametrize(("sums", "words"), SUMS)
-def test_sums_that_cannot_be_are_refused(sums: dict[str, Any], words: str) -> None:
+def test_impossible_sums_are_refused(sums: dict[str, Any], words: str) -> None:
     plain = json.loads(encode(replace(EVALUATED, sums=MetricSums(class_predicted=(2, 2)))))
     plain["sums"] |= sums
     with pytest.raises(ProtocolError, match=words):
@@ -157,11 +157,11 @@ def test_a_plain_objective_has_nothing_that_only_training_has() -> None:
     assert trained.plain.plain == trained.plain
 
 
-def test_a_claimed_accuracy_is_a_number_of_labels_again() -> None:
+def test_a_claimed_accuracy_is_converted_back_to_a_number_of_labels() -> None:
     """The product of 0.29 and 100 is slightly less than 29 in floating point."""
     totals = sum_totals(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
     assert (totals.correct, totals.label_count, totals.loss, totals.mean_loss) == (29, 100, 25.0, 0.25)
 
 
-def test_of_no_labels_there_is_no_mean_loss() -> None:
+def test_without_labels_there_is_no_mean_loss() -> None:
     assert math.isnan(Totals(label_count=0, loss=0.0).mean_loss)

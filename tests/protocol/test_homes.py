@@ -24,21 +24,21 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(uid: int) -> pwd.struct_passwd:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", refuse)
 
 
-def test_a_home_and_what_the_environment_names_are_used_as_they_are(
+def test_the_home_and_the_folders_of_the_environment_are_used(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_home() == tmp_path
     assert (find_cache_folder(), find_state_root()) == (tmp_path / ".cache", tmp_path / ".local" / "state")
     monkeypatch.setenv("HOME", str(tmp_path / "new"))
-    assert find_home() == tmp_path / "new", "which can be made"
+    assert find_home() == tmp_path / "new", "the folder can be created"
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     monkeypatch.setenv("XDG_STATE_HOME", "/s")
     assert (find_cache_folder(), find_state_root()) == (Path("/c"), Path("/s"))
@@ -48,8 +48,8 @@ def test_a_home_and_what_the_environment_names_are_used_as_they_are(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.usefixtures("unknown")
-def test_a_number_without_a_name_has_a_folder_of_its_own(temporary: Path) -> None:
+@pytest.mark.usefixtures("unknown_user")
+def test_a_user_id_without_a_name_has_its_own_folder(temporary: Path) -> None:
     own = temporary / f"subfleet-{os.getuid()}"
     assert find_home() == own
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
@@ -62,9 +62,9 @@ def test_a_number_without_a_name_has_a_folder_of_its_own(temporary: Path) -> Non
     assert "LOGNAME" not in named
 
 
-@pytest.mark.usefixtures("unknown")
+@pytest.mark.usefixtures("unknown_user")
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
-def test_what_others_could_have_put_there_is_not_trusted(tmp_path: Path, temporary: Path, kind: str) -> None:
+def test_a_folder_that_another_user_could_have_made_is_not_trusted(tmp_path: Path, temporary: Path, kind: str) -> None:
     own = temporary / f"subfleet-{os.getuid()}"
     if kind == "open":
         own.mkdir()
@@ -78,10 +78,10 @@ def test_what_others_could_have_put_there_is_not_trusted(tmp_path: Path, tempora
         find_cache_folder()
     environment: dict[str, str] = {}
     set_home(environment)
-    assert "HOME" not in environment, "many commands need none"
+    assert "HOME" not in environment, "many commands need no home"
 
 
-@pytest.mark.usefixtures("unknown")
+@pytest.mark.usefixtures("unknown_user")
 def test_without_a_temporary_folder_the_sentence_names_the_variable(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ def _encode_with(message: Message, name: str, value: object) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("message", "name", "most"), CASES, ids=lambda value: getattr(value, "KIND", value))
-def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most: int) -> None:
+def test_a_field_may_be_as_long_as_its_limit_and_no_longer(message: Message, name: str, most: int) -> None:
     kind = typing.get_type_hints(type(message))[name]
     assert len(getattr(decode(_encode_with(message, name, _value_of_length(kind, most))), name)) == most
     with pytest.raises(ProtocolError, match=f"{name} has {most + 1} .*, but must have at most {most}"):

@@ -14,7 +14,7 @@ PLAN = MemoryPlan(
 )
 
 
-def test_the_peak_is_all_parts_at_once() -> None:
+def test_the_peak_is_the_sum_of_all_parts() -> None:
     assert PLAN.peak_bytes == 111_111
     assert MemoryPlan().peak_bytes == 0
 
@@ -30,7 +30,7 @@ def test_no_part_is_below_zero() -> None:
         from_plain(MemoryPlan, {**to_plain(PLAN), "workspace_bytes": -5})
 
 
-def test_a_plan_is_told_for_each_width() -> None:
+def test_a_plan_has_a_size_for_each_width() -> None:
     packings = (Packing(width=8, more_bytes=-10), Packing(width=32, more_bytes=5))
     plan = MemoryPlan(weights_bytes=100, packings=packings)
     assert [compute_peak_bytes(plan.peak_bytes, packings, width) for width in (None, 4, 8, 16, 32)] == [
@@ -44,11 +44,11 @@ def test_a_plan_is_told_for_each_width() -> None:
 
 
 @pytest.mark.parametrize("widths", [(8, 8), (16,), (4, 16, 64)])
-def test_widths_are_told_once_and_the_usual_one_never(widths: tuple[PackingWidth, ...]) -> None:
+def test_each_width_occurs_once_and_the_default_width_never(widths: tuple[PackingWidth, ...]) -> None:
     with pytest.raises(InvalidError, match=r"must name each only once|have the width 16"):
         MemoryPlan(packings=tuple(Packing(width=width, more_bytes=0) for width in widths))
 
 
-def test_no_width_leaves_less_than_nothing() -> None:
+def test_no_width_has_a_negative_size() -> None:
     with pytest.raises(InvalidError, match="must leave 0 or more"):
         MemoryPlan(weights_bytes=10, packings=(Packing(width=8, more_bytes=-11),))

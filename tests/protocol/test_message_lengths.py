@@ -22,27 +22,27 @@ FRAME_BYTES = 256
 
 def _drop_half(widths: tuple[int, ...]) -> Architecture:
     """A random half of the channels of each layer, as in Federated Dropout."""
-    chance = random.Random(1)
-    index_sets = [Explicit(indices=tuple(sorted(chance.sample(range(width), width // 2)))) for width in widths]
+    rng = random.Random(1)
+    index_sets = [Explicit(indices=tuple(sorted(rng.sample(range(width), width // 2)))) for width in widths]
     return Architecture(
         axes=tuple((f"stages.{number:02}.width", index_set) for number, index_set in enumerate(index_sets))
     )
 
 
 def _task(architecture: Architecture, names: int = 0, tensors: int = 0) -> Task:
-    chance = random.Random(2)
+    rng = random.Random(2)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    classes = tuple(f"{number}{''.join(chance.choices(letters, k=16))}" for number in range(names))
+    classes = tuple(f"{number}{''.join(rng.choices(letters, k=16))}" for number in range(names))
     sends = tuple(f"stages.{number // 8}.blocks.{number % 8}.convolution.weight" for number in range(tensors))
     return train_task(architecture=architecture, classes=classes, sends=sends)
 
 
 def _score_task() -> Task:
-    chance = random.Random(3)
-    digests = [f"{chance.getrandbits(256):064x}" for _ in range(3 * MAX_CANDIDATES)]
+    rng = random.Random(3)
+    digests = [f"{rng.getrandbits(256):064x}" for _ in range(3 * MAX_CANDIDATES)]
     architectures = tuple(
         Architecture(
-            axes=tuple((f"stages.{axis:02}.width", Prefix(size=chance.randint(1, width))) for axis, width in pairs),
+            axes=tuple((f"stages.{axis:02}.width", Prefix(size=rng.randint(1, width))) for axis, width in pairs),
             blocks=tuple(f"stages.{block // 8}.blocks.{block % 8}" for block in range(32)),
         )
         for pairs in [list(enumerate(RESNET50))] * MAX_CANDIDATES
@@ -62,21 +62,21 @@ def _score_task() -> Task:
 
 
 def _population_task() -> Task:
-    chance = random.Random(4)
+    rng = random.Random(4)
     operators = ("mbconv_k3_e3", "mbconv_k5_e3", "mbconv_k3_e6", "mbconv_k5_e6", "identity", "zero")
-    paths = tuple(tuple(chance.choice(operators) for _ in range(24)) for _ in range(64))
+    paths = tuple(tuple(rng.choice(operators) for _ in range(24)) for _ in range(64))
     return evaluate_task(settings=EvaluationSettings(batch_size=32, population=paths))
 
 
 def _profile(classes: int, *, named: bool = False) -> Profile:
-    chance = random.Random(5)
+    rng = random.Random(5)
     return Profile(
         client_id="a" * 64,
         session_id="b" * 32,
         device="board",
         runtimes=("onnx",),
         sample_count=10**6,
-        class_counts=tuple(chance.randint(0, 2000) for _ in range(classes)),
+        class_counts=tuple(rng.randint(0, 2000) for _ in range(classes)),
         input_shape=(3, 224, 224),
         memory_total_bytes=8 * 10**9,
         memory_fraction=0.5,
@@ -85,8 +85,8 @@ def _profile(classes: int, *, named: bool = False) -> Profile:
 
 
 def _evaluated() -> Evaluated:
-    chance = random.Random(6)
-    counts = tuple(chance.randint(0, 50) for _ in range(MAX_COUNTED_CLASSES))
+    rng = random.Random(6)
+    counts = tuple(rng.randint(0, 50) for _ in range(MAX_COUNTED_CLASSES))
     return Evaluated(
         task_id="t",
         run_id="r",

@@ -136,7 +136,7 @@ def test_the_bytes_of_scores_are_fixed() -> None:
         ([{"score": "1"}], "must be a finite number"),
     ],
 )
-def test_what_is_wrong_with_scores_is_said(scores: list[object], words: str) -> None:
+def test_wrong_scores_are_refused(scores: list[object], words: str) -> None:
     message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=(CandidateScore(score=1.0),), seconds=2.0)
     plain = {**json.loads(encode(message)), "scores": scores}
     with pytest.raises(ProtocolError, match=words):
@@ -164,7 +164,7 @@ def _profile(**changes: object) -> bytes:
     return json.dumps({**json.loads(encode(profile)), **changes}).encode()
 
 
-def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
+def test_optional_fields_of_a_profile_are_left_out() -> None:
     plain = json.loads(_profile())
     assert not {"operators", "macs_per_s", "max_training_bytes"} & set(plain)
     profile = decode(_profile(operators=["Conv", "aten::add.out"], macs_per_s=1e9, max_training_bytes=300))
@@ -234,7 +234,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         (_profile(sample_count=2**40 + 1), "sample_count is .*, but must be from 1 to 1099511627776"),
     ],
 )
-def test_what_is_wrong_is_said(payload: bytes, words: str) -> None:
+def test_wrong_messages_are_refused(payload: bytes, words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         decode(payload)
 
@@ -258,7 +258,7 @@ def test_a_count_is_a_whole_number_of_64_bits(count: object) -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_is_neither_sent_nor_taken(number: float) -> None:
+def test_a_number_that_is_not_finite_is_neither_sent_nor_accepted(number: float) -> None:
     message = ROUND
     plain = json.loads(encode(message))
     with pytest.raises(ProtocolError):

@@ -68,14 +68,14 @@ def test_every_number_that_a_device_sends_has_a_range(kind: type) -> None:
     assert set(find_number_fields(kind)) <= PLAUSIBLE.keys() | DECODED | COMPARED | SHAPES
 
 
-def test_what_is_in_its_range_stays_the_same_object() -> None:
+def test_a_message_within_all_ranges_stays_the_same_object() -> None:
     telemetry = make_telemetry(Reading(downlink_bps=1e6, memory_free_bytes=10))
     assert plausible(telemetry) is telemetry
     presence = Presence(client_id="ada", session_id="s", online=True)
     assert plausible(presence) is presence
 
 
-def test_what_is_outside_becomes_the_least_or_the_most() -> None:
+def test_numbers_out_of_range_are_clipped() -> None:
     clipped = plausible(make_telemetry(Reading(downlink_bps=1e300, uplink_bps=5e-324, memory_free_bytes=2**62)))
     assert (clipped.reading.downlink_bps, clipped.reading.uplink_bps) == (1e13, 5e-324)
     assert (clipped.reading.memory_free_bytes, type(clipped.reading.memory_free_bytes)) == (2**50, int)

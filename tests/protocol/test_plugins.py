@@ -77,14 +77,14 @@ def catch(function: Callable[..., Any], *arguments: Any) -> Exception:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "noun"), KINDS.items())
-def test_an_exception_of_a_plugin_is_told_as_the_plugins(load_plugin_module: Any, kind: str, noun: str) -> None:
+def test_an_exception_of_a_plugin_is_attributed_to_the_plugin(load_plugin_module: Any, kind: str, noun: str) -> None:
     error = catch(load_plugin_module(f"theirs_of_a_test.{kind}").direct)
     message = f"the {noun} 'mine' of package theirs raised ValueError: nothing fits; fix or uninstall that package"
     assert describe_error(error) == explain_error(error) == (ExitCode.CONFIG, message)
 
 
 @pytest.mark.slow
-def test_what_it_calls_is_its_matter(load_plugin_module: Any) -> None:
+def test_errors_in_code_that_a_plugin_calls_are_attributed_to_it(load_plugin_module: Any) -> None:
     module = load_plugin_module("theirs_of_a_test.methods")
     for function, words in (
         (module.broken().__enter__, "raised ValueError: at its begin"),
@@ -96,7 +96,7 @@ def test_what_it_calls_is_its_matter(load_plugin_module: Any) -> None:
         assert f"of package theirs {words}" in describe_error(catch(function))[1]
 
 
-def test_our_own_defects_stay_ours_within_a_context_of_a_plugin(load_plugin_module: Any) -> None:
+def test_our_defects_stay_ours_within_a_context_of_a_plugin(load_plugin_module: Any) -> None:
     module = load_plugin_module("theirs_of_a_test.observers")
 
     def defect() -> None:

@@ -19,7 +19,7 @@ def test_the_bytes_of_a_refusal_are_fixed(reason: RefusalReason) -> None:
     assert decode(encode(refusal)) == refusal
 
 
-def test_the_reasons_are_those_that_servers_know() -> None:
+def test_the_reasons_are_known_to_servers() -> None:
     assert set(get_args(RefusalReason)) == {
         "memory", "runtime", "program", "data", "failed", "disk", "link", "compute", "diverged"
     }  # fmt: skip

@@ -73,7 +73,7 @@ def test_names_are_sorted_and_nothing_is_imported_for_them() -> None:
     assert shapes.load("square") is Square
 
 
-def test_what_is_registered_is_what_is_read_of_an_entry_point() -> None:
+def test_values_are_read_from_entry_points() -> None:
     numbers: Registry[Any] = registry(
         ("number", "number"), ("square", "Square"), read=lambda number: number + 1, check=_check_even
     )
@@ -95,7 +95,7 @@ def _check_even(number: int, name: str) -> str:
         ("box", "Box", "it lacks 'area'"),
     ],
 )
-def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: str, value: str, reason: str) -> None:
+def test_a_broken_entry_point_is_reported_only_when_it_is_named(name: str, value: str, reason: str) -> None:
     shapes = registry((name, value), SOUND)
     assert list(shapes) == ["square"]
     assert list(shapes.broken) == [name]
@@ -107,7 +107,7 @@ def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: st
     assert message.endswith("fix or uninstall that package")
 
 
-def test_a_name_that_is_taken_twice_belongs_to_nobody() -> None:
+def test_a_name_that_is_registered_twice_is_not_available() -> None:
     shapes = registry(("square", "Box"), SOUND, ("other", "Square"))
     assert "square" not in shapes
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_name_that_is_taken_twice_belongs_to_nobody() -> None:
     assert dict(registry(SOUND, SOUND)) == {"square": Square}  # one package, found in two folders
 
 
-def test_an_unknown_name_hears_of_all_others() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no shape 'sqare'; choose one of \['square'\]; did you mean 'square'\?"):
         registry(SOUND).load("sqare")
 
@@ -138,7 +138,7 @@ def test_an_open_union_is_read_by_its_tag(tmp_path: Path) -> None:
             from_plain(open_union, plain, "it")
 
 
-def test_the_tag_is_the_registrys() -> None:
+def test_the_tag_is_that_of_the_registry() -> None:
     boxes: Any = Annotated[object, registry(("box", "Box"), tag="kind", check=lambda *_: "")]
     assert to_plain(Box(width=2)) == {"kind": "box", "width": 2}
     assert from_plain(boxes, {"kind": "box", "width": 2}) == Box(width=2)

@@ -102,7 +102,7 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def test_a_record_is_built_of_what_was_written() -> None:
+def test_a_record_is_built_from_plain_data() -> None:
     assert validate(Drawing, WHOLE, "a file") == Drawing(
         shape=Square(side=3),
         frame=Circle(radius=2.0),
@@ -187,7 +187,7 @@ def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
     return ()
 
 
-def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> None:
+def test_all_problems_of_values_and_records_are_reported_at_once() -> None:
     wrong = {
         **WHOLE,
         "shape": {"type": "square", "sid": 3},
@@ -209,7 +209,7 @@ def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> 
     ]
 
 
-def test_a_rule_is_asked_where_the_fields_that_it_is_about_are_right() -> None:
+def test_a_rule_is_checked_if_its_fields_are_valid() -> None:
     assert [problem.sentence() for problem in problems_with(Drawing, {"least": 5, "most": 3, "title": 1})] == [
         "title is 1, but must be text",
         "most is 3, but must be 5 or more",
@@ -222,7 +222,7 @@ def test_a_rule_is_asked_where_the_fields_that_it_is_about_are_right() -> None:
     ]
 
 
-def test_a_rule_goes_by_the_defaults_of_fields_that_are_left_out() -> None:
+def test_a_rule_uses_the_defaults_of_missing_fields() -> None:
     assert [problem.sentence() for problem in problems_with(Drawing, {"least": 20, "title": 1})] == [
         "title is 1, but must be text",
         "most is 9, but must be 20 or more",
@@ -234,7 +234,7 @@ def test_a_dataclass_is_checked_from_below() -> None:
         checked()(Circle)
 
 
-def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
+def test_a_record_that_is_made_in_python_is_checked_alike() -> None:
     with pytest.raises(InvalidError) as caught:
         Drawing(least=5, most=3, opacity=math.nan, colour="blue", frame=Circle())  # type: ignore[arg-type]  # wrong on purpose
     assert sorted(problem.sentence() for problem in caught.value.problems) == [
@@ -249,7 +249,7 @@ def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
         replace(Drawing(), title="nothing")
 
 
-def test_what_was_refused_before_is_told_with_the_rest() -> None:
+def test_earlier_problems_are_reported_with_the_others() -> None:
     refused = InvalidError([Problem(text="is no shape"), Problem(text="is late", keys=("at", 0))])
     assert [problem.sentence() for problem in problems_with(Drawing, {"frame": refused, "most": "1"})] == [
         "frame is no shape",
@@ -258,7 +258,7 @@ def test_what_was_refused_before_is_told_with_the_rest() -> None:
     ]
 
 
-def test_nothing_more_is_looked_for_after_a_hundred_problems() -> None:
+def test_at_most_a_hundred_problems_are_reported() -> None:
     assert len(problems_with(Drawing, {"points": [0] * 100_000})) == 100
     assert len(problems_with(Drawing, {"shares": [2.0] * 100_000})) == 100
     with pytest.raises(ProtocolError, match=r"^Drawing\.points\[0\] is 0, but must be a list of 2$"):
@@ -267,7 +267,7 @@ def test_nothing_more_is_looked_for_after_a_hundred_problems() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_included_runs())
-def test_every_run_that_we_ship_is_read_as_its_json_is(name: str) -> None:
+def test_every_shipped_run_is_read_like_its_json(name: str) -> None:
     first, *_, last = [*read_runs(name), *read_runs(name)]  # a sweep has many
     for run in (first, last):
         assert validate(Run, to_plain(run), name) == from_plain(Run, to_plain(run)) == run
@@ -338,7 +338,7 @@ def test_whatever_is_wrong_is_refused_in_words_and_what_is_taken_comes_back(chan
         assert from_plain(Run, to_plain(run)) == run
 
 
-def test_a_family_that_cannot_be_says_so_beside_other_problems() -> None:
+def test_an_impossible_family_is_reported_with_other_problems() -> None:
     wrong = to_plain(Mlp(input_shape=(8,), class_count=2, widths=(8,), depths=(1,))) | {
         "class_count": 0,
         "depths": [0],

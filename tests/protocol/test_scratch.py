@@ -43,7 +43,7 @@ def start_child(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_killed_process_stays_while_it_lives_and_goes_with_the_next_start(
+def test_the_folder_of_a_process_stays_while_it_lives_and_is_removed_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch, "MEMORY_FOLDER", tmp_path)
@@ -52,7 +52,7 @@ def test_the_folder_of_a_killed_process_stays_while_it_lives_and_goes_with_the_n
         assert (folder / "deep" / "weights").exists(), "its owner is alive"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert folder.exists(), "a kill lets nobody remove anything"
+        assert folder.exists(), "a killed process removes nothing"
         assert starting.settle("test") is ExitCode.OK
     assert list(tmp_path.iterdir()) == []
 
@@ -65,11 +65,11 @@ def test_a_process_that_ends_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_folder_takes_the_place_of_those_that_were_left(tmp_path: Path) -> None:
+def test_a_new_folder_replaces_abandoned_ones(tmp_path: Path) -> None:
     abandoned = tmp_path / "subfleet-scratch-left"
     (abandoned / "deep").mkdir(parents=True)
     with make_scratch_folder(tmp_path) as first, make_scratch_folder(tmp_path) as second:
-        assert sorted(tmp_path.iterdir()) == sorted((first, second)), "of one process, too, each has its own"
+        assert sorted(tmp_path.iterdir()) == sorted((first, second)), "each has its own, even in one process"
         assert first.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == []
 
@@ -172,6 +172,6 @@ def test_no_sweeper_removes_a_folder_that_is_held(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_parent_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no scratch folder can be made"), make_scratch_folder(tmp_path / "none"):
         pass

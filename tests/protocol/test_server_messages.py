@@ -40,7 +40,7 @@ SERVER_MESSAGES: Mapping[str, Message] = MappingProxyType(
 
 @pytest.mark.parametrize("kind", ["round", "task", "ack"])
 @pytest.mark.parametrize("text", ["x" * 4097, "\x1b[2J", "", "\n"])
-def test_no_id_of_a_servers_is_long_empty_or_acts_on_a_terminal(kind: str, text: str) -> None:
+def test_no_id_of_a_server_is_too_long_or_empty_or_has_control_characters(kind: str, text: str) -> None:
     """Devices compose their own ids, which are bounded too, from these ids, and log them."""
     plain = json.loads(encode(SERVER_MESSAGES[kind]))
     names = {"round": ("run_id", "message_id"), "task": ("run_id", "task_id", "message_id"), "ack": ("of",)}[kind]

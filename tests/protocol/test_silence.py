@@ -29,7 +29,7 @@ def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("loud_library", None)
 
 
-def test_each_variable_is_there_once() -> None:
+def test_each_variable_occurs_once() -> None:
     assert len(SILENT) == len(SWITCHES) >= 5
 
 
@@ -39,7 +39,7 @@ def test_what_the_user_has_set_stays() -> None:
     assert environment == {**SILENT, "ORT_DISABLE_TELEMETRY": "0", "HOME": "/home/me"}
 
 
-def test_a_library_is_imported_silent(loud: str) -> None:
+def test_a_library_is_imported_silently(loud: str) -> None:
     seen = import_silently(loud).SEEN
     assert {variable: seen.get(variable) for variable in SILENT} == SILENT
 
@@ -49,7 +49,7 @@ def test_a_library_that_is_not_there_is_a_module_not_found() -> None:
         import_silently("no_such_library")
 
 
-def test_what_packages_bring_is_loaded_silent(loud: str) -> None:
+def test_plugins_are_loaded_silently(loud: str) -> None:
     entry = EntryPoint(name="theirs", value=f"{loud}:SEEN", group="group")
     seen = Registry[dict[str, str]]("group", "thing", find=lambda group: [entry]).load("theirs")
     assert {variable: seen.get(variable) for variable in SILENT} == SILENT

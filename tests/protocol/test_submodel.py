@@ -20,7 +20,7 @@ def test_an_architecture_comes_back_with_its_id_and_its_hash(architecture: Archi
 
 @pytest.mark.slow
 @given(architecture=ARCHITECTURES)
-def test_the_display_name_takes_no_part_in_the_id(architecture: Architecture) -> None:
+def test_the_display_name_is_not_part_of_the_id(architecture: Architecture) -> None:
     assert (
         dataclasses.replace(architecture, name=f"{architecture.name}!").architecture_id == architecture.architecture_id
     )
@@ -51,7 +51,7 @@ def test_an_axis_that_is_not_named_is_whole() -> None:
         (lambda: Architecture(choices=(("a", ()),)), r"choices\[0\]\[1\] is empty, but must have 1 or more"),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, words: str) -> None:
+def test_impossible_architectures_are_refused(make: object, words: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=words):
         make()
@@ -59,6 +59,6 @@ def test_what_cannot_be_is_refused(make: object, words: str) -> None:
 
 @pytest.mark.slow
 @given(first=ARCHITECTURES, second=ARCHITECTURES)
-def test_submodels_stand_in_the_order_of_their_identities(first: Architecture, second: Architecture) -> None:
+def test_architectures_are_ordered_by_their_ids(first: Architecture, second: Architecture) -> None:
     assert (first < second) == (first.architecture_id < second.architecture_id)
     assert not first < dataclasses.replace(first, name=f"{first.name}!")

@@ -91,7 +91,7 @@ def test_a_task_names_the_codec_of_its_update() -> None:
 
 
 @pytest.mark.parametrize("task", [train_task(), calibrate_task(), score_task(), evaluate_task(), deploy_task()])
-def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> None:
+def test_a_task_has_the_fields_of_its_work_and_no_others(task: Task) -> None:
     optional = {"paths", "sends", "update_codec", "batches"}
     plain = json.loads(encode(task))
     for name in plain["work"].keys() - optional - {"type"}:
@@ -112,7 +112,7 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
         ({"work": {"type": "score", "settings": {}, "batches": 1}}, "batches is 1, but must be 2 or more"),
     ],
 )
-def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words: str) -> None:
+def test_wrong_candidates_are_refused(changes: dict[str, object], words: str) -> None:
     plain = json.loads(encode(score_task())) | changes
     with pytest.raises(ProtocolError, match=words):
         decode(json.dumps(plain).encode())
@@ -146,7 +146,7 @@ def test_weights_are_sent_with_a_submodel_unless_it_is_deployed(task: Task) -> N
         (None, "norms names 'norm' more than once"),
     ],
 )
-def test_what_is_wrong_with_norms_is_said(changes: dict[str, object] | None, words: str) -> None:
+def test_wrong_norms_are_refused(changes: dict[str, object] | None, words: str) -> None:
     plain = json.loads(encode(calibrate_task()))
     (norm,) = plain["work"]["calibration"]["norms"]
     plain["work"]["calibration"]["norms"] = [norm, norm] if changes is None else [norm | changes]

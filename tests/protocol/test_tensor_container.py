@@ -111,7 +111,7 @@ def test_a_spoilt_container_raises_nothing_but_protocol_errors(data: st.DataObje
         (_container({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"xy"), "holds 2 bytes"),
     ],
 )
-def test_what_is_wrong_is_said(payload: bytes, words: str) -> None:
+def test_wrong_containers_are_refused(payload: bytes, words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         decode_container(payload)
 
@@ -121,7 +121,7 @@ def test_a_container_above_the_limit_is_refused_before_it_is_read() -> None:
         decode_container(bytes(11), max_bytes=10)
 
 
-def test_one_name_may_not_stand_twice() -> None:
+def test_a_name_may_not_occur_twice() -> None:
     with pytest.raises(ProtocolError, match="occurs twice"):
         encode_container([_MASK, _MASK])
 
@@ -148,7 +148,7 @@ def test_a_program_comes_back_as_it_was() -> None:
     assert bytes(program.body) == b"\x08\x01"
 
 
-def test_a_program_that_tells_no_operators_has_the_manifest_of_an_older_one() -> None:
+def test_a_program_without_operators_has_the_manifest_of_an_older_one() -> None:
     manifest = ProgramManifest(
         program_id="p", target="onnx", purpose="train", batch_size=1, inputs=(), outputs=(),
         memory=MemoryPlan(weights_bytes=1), max_abs_diff=0.0,

@@ -11,7 +11,7 @@ _KINDS = st.from_regex(r"[a-z]{1,12}", fullmatch=True)
 
 @pytest.mark.slow
 @given(fleet=_IDS, client_id=_IDS, kind=_KINDS)
-def test_what_is_built_can_be_read(fleet: str, client_id: str, kind: str) -> None:
+def test_topics_round_trip(fleet: str, client_id: str, kind: str) -> None:
     topics = Topics(fleet)
     assert topics.parse(topics.all(kind)) == Address(direction="all", client_id="", kind=kind)
     assert topics.parse(topics.downlink(client_id, kind)) == Address(direction="down", client_id=client_id, kind=kind)

@@ -39,12 +39,12 @@ from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, 
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(kind: Any, fields: dict[str, Any], text: str) -> None:
+def test_invalid_and_contradictory_settings_are_refused(kind: Any, fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         kind(**fields)
 
 
-def test_a_program_takes_micro_batches_where_there_are_some() -> None:
+def test_a_program_takes_micro_batches_if_they_are_set() -> None:
     assert TrainingSettings(batch_size=8).program_batch_size == 8
     assert TrainingSettings(batch_size=8, micro_batch_size=3).program_batch_size == 3
     mutual = ObjectiveSettings(distillation="mutual")

@@ -253,7 +253,7 @@ def perform_search(context: RunContext, state: RunState, request: SearchRequest 
 
 def score_generation(context: RunContext, state: RunState) -> ProposedGeneration:
     """Propose a generation; the score of each path depends on the path alone."""
-    networks = (context.declared(lineage).network for lineage in list_living_lineages(context, state))
+    networks = (context.get_declared(lineage).network for lineage in list_living_lineages(context, state))
     supernet = next((network for network in networks if network.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)

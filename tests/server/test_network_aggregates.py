@@ -19,7 +19,7 @@ from subfleet.transport.blob_store import BlobStore
 
 def client_in(lineage: Lineage, client: DrawnClient, blobs: BlobStore) -> ClientState:
     """The state of a client that has trained the same submodel of another network."""
-    context = replace(CONTEXT, first=CONTEXT.declared(lineage))
+    context = replace(CONTEXT, first=CONTEXT.get_declared(lineage))
     return store_update(context, client, blobs)
 
 

@@ -32,7 +32,7 @@ DEEPER = Lineage(id="m2", config=deepen_cell(WIDE, CELLS[1]), parent="m1", map=R
 def program(
     lineage: Lineage, run_attempt: int, *, target: str = "onnx", peak_bytes: int | None = 1000
 ) -> WrittenProgram:
-    size = CONTEXT.declared(lineage).space[-1]
+    size = CONTEXT.get_declared(lineage).space[-1]
     return WrittenProgram(
         program=SizedProgram(size=size, target=target),
         facts=ProgramFacts(planned_peak_bytes=peak_bytes),
@@ -75,7 +75,7 @@ def test_networks_are_recorded_with_their_clients_and_training_cost() -> None:
     longer = {*CELLS[0].axes}
     assert wider.wider == tuple(cell.name for cell in CELLS if longer & {*cell.axes})
     assert (deeper.wider, deeper.deeper, deeper.list_changes()) == ((), (CELLS[1].name,), [f"{CELLS[1].name} deeper"])
-    estimate = CONTEXT.declared(DEEPER).candidates[-1]
+    estimate = CONTEXT.get_declared(DEEPER).candidates[-1]
     assert (deeper.parameters, deeper.forward_macs) == (estimate.parameters, estimate.forward_macs)
     assert first.forward_macs < wider.forward_macs < deeper.forward_macs
 

@@ -118,7 +118,7 @@ def test_the_ids_of_a_run_with_one_network_are_stable() -> None:
 
 
 def test_a_submodel_of_one_network_is_none_of_another() -> None:
-    other = CONTEXT.declared(COPY)
+    other = CONTEXT.get_declared(COPY)
     for architecture in CONTEXT.space:
         with pytest.raises(ConfigError, match="a submodel belongs to network '', but was used with network 'a'"):
             other.network.shapes(architecture)
@@ -132,7 +132,7 @@ def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
     views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
     keys = set()
     for network_id in ("", "a"):
-        size = replace(CONTEXT.declared(COPY if network_id else None).space[0], name="the same")
+        size = replace(CONTEXT.get_declared(COPY if network_id else None).space[0], name="the same")
         keys.add(views.of(state, Participant(client_id="ada", architecture=size, size=size)).key)
     assert len(keys) == 2
 
@@ -168,7 +168,7 @@ def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
     inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     outputs = []
     for lineage in lineages:
-        network = CONTEXT.declared(lineage).network
+        network = CONTEXT.get_declared(lineage).network
         module = build_module(network, network.full_architecture())
         module.load_state_dict(dict(state.of(lineage.id).shared))
         outputs.append(module.eval()(inputs).detach())
@@ -240,7 +240,7 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
     before = draw_state(CONTEXT.network)
     answer = Evolution(after=before, born=(COPY, wider_lineage()))
     state, lineages = apply_evolution(CONTEXT, evolution_context(before), answer)
-    networks = {lineage.id: CONTEXT.declared(lineage).network for lineage in lineages}
+    networks = {lineage.id: CONTEXT.get_declared(lineage).network for lineage in lineages}
     later = evolution_context(state, round=2, lineages=lineages, networks=networks)
     state, lineages = apply_evolution(CONTEXT, later, Evolution(after=state, retired=retired))
     child = state.of("wide")
@@ -270,7 +270,7 @@ def retire_network(context: RunContext) -> tuple[RunState, RunState]:
     state = training(context)
     lineages = (*list_lineages(context, ()), COPY, replace(COPY, id="b"))
     state = replace(state, lineages=lineages)
-    sizes = {lineage.id: context.declared(lineage).space[0] for lineage in lineages}
+    sizes = {lineage.id: context.get_declared(lineage).space[0] for lineage in lineages}
     programs = {network_id: SizedProgram(size=size, target="onnx") for network_id, size in sizes.items()}
     facts = ProgramFacts(planned_peak_bytes=1000)
     client = state.clients["ada"]
@@ -302,7 +302,7 @@ def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
     assert {written.program.size.network for written in after.written.values()} == {"", "b"}
     assert {program.size.network for program in after.queue} == {"", "b"}
     assert list_unfit_sizes(before, "ada", "onnx").keys() - list_unfit_sizes(after, "ada", "onnx").keys() == {
-        context.declared(COPY).space[0].architecture_id
+        context.get_declared(COPY).space[0].architecture_id
     }
 
 
@@ -360,7 +360,7 @@ def test_a_client_of_a_retired_network_has_its_stand_in_or_is_left_out() -> None
         changed = replace(context, roles=roles)
         retired = find_standing(changed, after, after.last["bob"])
         assert (None if retired is None else retired.architecture.network) == expected
-        assert retired is None or retired.size == context.declared(after.lineages[2]).space[0]
+        assert retired is None or retired.size == context.get_declared(after.lineages[2]).space[0]
         living = find_standing(changed, after, after.last["ada"])
         assert living is not None
         assert living.architecture.network == ""
@@ -381,7 +381,7 @@ def test_the_last_size_of_a_client_is_ready_and_written_sizes_from_the_next_roun
         offer=replace(after.last["ada"].offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
     )
     assert client.size is not None
-    other = context.declared(after.lineages[2]).space[0]
+    other = context.get_declared(after.lineages[2]).space[0]
     for number, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
         state = replace(after, round=number, written={} if nothing_written else after.written)
         find_standing(changed, state, client)

@@ -143,7 +143,7 @@ def test_every_client_is_assigned_the_network_that_it_declares(method: AnyMethod
     assert [(lineage.id, lineage.living) for lineage in state.lineages] == [("", False), ("union1", True)]
     union = state.lineages[-1]
     assert union.config == replace(SMALL, widths=(8,), depths=(2,))
-    members = context.declared(union).members
+    members = context.get_declared(union).members
     assert [state.clients[name].size for name in CLIENTS] == [members[family] for family in (SMALL, DEEP, WIDE)]
     names = [size.name for size in members.values()]
     assert [name.rsplit(" ", 1)[0] for name in names] == ["union1 mlp d1", "union1 mlp d2", "union1 mlp d1"]
@@ -224,7 +224,7 @@ def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: 
     assert [(lineage.id, lineage.retired_round) for lineage in lineages] == [("", 0), ("union1", 1), ("union2", None)]
     assert lineages[-1].parent == "union1"
     sizes = {row.client_id: row.architecture_id for row in calm.notes.records[-1].clients}
-    own = context_of(method=method).declared(lineages[-1]).members
+    own = context_of(method=method).get_declared(lineages[-1]).members
     assert sizes == {
         name: own[family].architecture_id for name, family in zip(CLIENTS, (SMALL, DEEP, WIDE), strict=True)
     }

@@ -70,7 +70,7 @@ def test_one_other_byte_is_caught_by_the_checksum(name: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gzip", "tar", "zip", "npz", "folder"])
-def test_what_would_unpack_to_too_much_takes_no_memory(kind: str, tmp_path: Path) -> None:
+def test_an_archive_that_unpacks_to_too_much_takes_no_memory(kind: str, tmp_path: Path) -> None:
     limit, zeros = MIB, bytes(64 * MIB)
     path = tmp_path / "file"
     if kind == "gzip":
@@ -112,7 +112,7 @@ def test_the_limits_hold_the_real_files() -> None:
     assert images.LIMIT_BYTES > 50_000 * 3074
 
 
-def test_links_in_archives_lead_nowhere(tmp_path: Path) -> None:
+def test_links_in_archives_are_ignored(tmp_path: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         link = tarfile.TarInfo("a")

@@ -38,7 +38,7 @@ def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> str:
 @pytest.mark.slow
 @examples(15)
 @given(inputs=INPUTS)
-def test_what_is_written_is_read_back_exactly(
+def test_a_written_file_is_read_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, inputs: npt.NDArray[np.float32]
 ) -> None:
     path = tmp_path_factory.mktemp("npz") / "data.npz"

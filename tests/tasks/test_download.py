@@ -65,7 +65,7 @@ def is_empty(folder: Path) -> bool:
 
 @pytest.mark.parametrize("checksum", [SHA256, f"md5:{hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()}"])
 @pytest.mark.parametrize("announced_length", [len(CONTENT), None])
-def test_what_is_right_is_kept(checksum: str, announced_length: int | None, tmp_path: Path) -> None:
+def test_a_correct_download_is_kept(checksum: str, announced_length: int | None, tmp_path: Path) -> None:
     target = tmp_path / "cache" / "set" / "file.gz"
     with serve(Answer(announced_length=announced_length)) as url:
         download(url, target, limit_bytes=len(CONTENT), checksum=checksum)
@@ -85,7 +85,7 @@ def test_what_is_right_is_kept(checksum: str, announced_length: int | None, tmp_
         (Answer(status=404), TransportError, "Not Found.*SUBFLEET_DATA"),
     ],
 )
-def test_what_is_wrong_is_not_kept_and_said_in_one_sentence(
+def test_a_wrong_download_is_discarded_with_one_sentence(
     answer: Answer, kind: type[SubfleetError], words: str, tmp_path: Path
 ) -> None:
     target = tmp_path / "cache" / "file.gz"
@@ -101,12 +101,12 @@ def test_an_address_that_stays_silent_is_a_transport_error(tmp_path: Path) -> No
     assert is_empty(tmp_path)
 
 
-def test_an_answer_that_tells_too_great_a_length_is_not_read(tmp_path: Path) -> None:
+def test_an_answer_that_announces_too_great_a_length_is_not_read(tmp_path: Path) -> None:
     with serve(Answer(body=b"", announced_length=10**12)) as url, pytest.raises(DataError, match="was not read"):
         download(url, tmp_path / "file.gz", limit_bytes=len(CONTENT), checksum=SHA256)
 
 
-def test_a_broken_download_leaves_the_right_file_of_before(tmp_path: Path) -> None:
+def test_a_broken_download_keeps_the_earlier_file(tmp_path: Path) -> None:
     target = tmp_path / "file.gz"
     target.write_bytes(CONTENT)
     with serve(Answer(body=CONTENT[:-9])) as url, pytest.raises(TransportError):
@@ -174,7 +174,7 @@ def test_nothing_is_downloaded_unchecked_or_over_an_open_link(fields: dict[str, 
         SourceFile(paths=("a",), **fields)  # type: ignore[arg-type]
 
 
-def test_every_task_stands_under_its_name_with_well_formed_files() -> None:
+def test_every_task_is_registered_under_its_name_with_well_formed_files() -> None:
     for name, task in DATASETS.items():
         assert task.name == name
         assert task.stand_in_for == "" or task.stand_in_for in DATASETS

@@ -26,7 +26,7 @@ def test_there_is_a_data_set_without_a_download_for_every_kind_of_task() -> None
     assert {DATASETS.load(name).objective for name in INSTALLED} == set(TASK_KINDS)
 
 
-def test_holes_are_what_no_way_leads_to_from_outside() -> None:
+def test_holes_are_not_connected_to_the_outside() -> None:
     pixels, images = (DATASETS.load(name).load().train for name in ("digits_pixels", "digits"))
     has_hole = (pixels.labels == PIXEL_CLASSES.index("hole")).any((1, 2))
     assert np.mean(has_hole[images.labels == 0]) > 0.8
@@ -43,7 +43,7 @@ def test_attributes_and_moments_are_those_of_the_digits() -> None:
     assert moments.labels[0, 0] == pytest.approx((ink.sum(1) @ (np.arange(8) - 3.5)) / ink.sum())
 
 
-def test_a_text_is_the_same_pixels_one_place_further() -> None:
+def test_labels_of_texts_are_their_inputs_shifted_by_one() -> None:
     texts = DATASETS.load("digits_tokens").load().test
     assert (texts.inputs[:, 1:] == texts.labels[:, :-1]).all()
 

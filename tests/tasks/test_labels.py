@@ -25,7 +25,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("labels", "words"), WRONG)
-def test_labels_of_a_file_that_are_no_classes_of_the_model_are_refused(
+def test_labels_of_a_file_outside_the_classes_of_the_model_are_refused(
     tmp_path: Path, labels: list[float], words: str
 ) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((2, 2)), y=np.array(labels))
@@ -34,7 +34,7 @@ def test_labels_of_a_file_that_are_no_classes_of_the_model_are_refused(
 
 
 @pytest.mark.parametrize(("labels", "words"), WRONG)
-def test_labels_of_an_entry_point_that_are_no_classes_of_the_model_are_refused(
+def test_labels_of_an_entry_point_outside_the_classes_of_the_model_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: list[float], words: str
 ) -> None:
     (tmp_path / "odd_labels.py").write_text(f"import numpy\ndef pair(): return numpy.zeros((2, 2)), {labels}\n")
@@ -77,7 +77,7 @@ def test_a_sample_keeps_the_name_of_its_class_in_every_order_of_a_runs_classes(d
     assert counted == {name: sum(names[label] == name for label in labels) for name in run}
 
 
-def test_places_without_a_label_stay_so() -> None:
+def test_positions_without_a_label_stay_without() -> None:
     labels = np.array([[0, 1, -1], [1, -100, 0]])
     texts = Dataset(inputs=np.zeros((2, 3), np.int64), labels=labels, class_names=("a", "b"))
     mapped = fit_to_form(texts, DataForm(input_shape=(3,), class_count=2, classes=("b", "a")), "data")
@@ -141,7 +141,7 @@ def test_numbers_are_taken_in_each_form_that_files_have(tmp_path: Path, labels: 
         ),
     ],
 )
-def test_labels_of_other_places_than_a_model_predicts_are_refused(
+def test_labels_of_another_shape_than_the_predictions_are_refused(
     tmp_path: Path, form: DataForm, labels: list[float], words: str
 ) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((2, 2)), y=np.array(labels))

@@ -103,7 +103,7 @@ def test_every_metric_is_that_of_scikit_learn(objective: str, seed: int) -> None
     assert set(metrics) <= set(METRICS)
 
 
-def test_areas_differ_from_those_of_the_scores_by_what_falls_into_a_bin() -> None:
+def test_areas_differ_from_exact_ones_by_the_width_of_a_bin() -> None:
     from sklearn import metrics as sk
 
     outputs, labels = draw_outputs("binary_cross_entropy", 500, 1)
@@ -137,7 +137,7 @@ def test_sums_that_are_split_over_devices_and_batches_add_up_to_those_of_the_who
         assert getattr(together.sums, name) == pytest.approx(getattr(whole.sums, name)), name
     kind = TASK_KINDS[objective]
     assert compute_metrics(kind, together) == pytest.approx(compute_metrics(kind, whole))
-    assert not find_contradiction(kind, together, OUTPUTS), "what was counted can be"
+    assert not find_contradiction(kind, together, OUTPUTS), "true counts contradict nothing"
 
 
 def add_to(totals: Totals, name: str, index: int, amount: float) -> Totals:
@@ -201,14 +201,14 @@ CLAIMS: Mapping[str, tuple[str, Callable[[Totals], Totals], str]] = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_claim_beyond_what_its_labels_allow_is_odd(name: str) -> None:
+def test_a_claim_beyond_its_labels_is_a_contradiction(name: str) -> None:
     objective, change, words = CLAIMS[name]
     totals = compute_totals(objective, *draw_outputs(objective, 20, 3))
     assert not find_contradiction(TASK_KINDS[objective], totals, OUTPUTS)
     assert words in find_contradiction(TASK_KINDS[objective], change(totals), OUTPUTS)
 
 
-def test_what_was_not_asked_is_neither_counted_nor_told() -> None:
+def test_metrics_that_were_not_requested_are_neither_counted_nor_reported() -> None:
     totals = compute_totals("cross_entropy", *draw_outputs("cross_entropy", 20, 3), by_class=False)
     assert (totals.class_counts, totals.sums.class_predicted, totals.sums.positives) == ((), (), ())
     assert [*compute_metrics(TASK_KINDS["cross_entropy"], totals)] == ["accuracy"]
@@ -216,14 +216,14 @@ def test_what_was_not_asked_is_neither_counted_nor_told() -> None:
     assert [*compute_metrics(TASK_KINDS["binary_cross_entropy"], wide)] == ["macro_f1", "accuracy"]
 
 
-def test_metrics_that_mean_nothing_are_not_told() -> None:
+def test_undefined_metrics_are_left_out() -> None:
     same = np.ones((5, 1), np.float32)
     metrics = compute_metrics(TASK_KINDS["mean_squared_error"], compute_totals("mean_squared_error", same * 2, same))
     assert metrics == {"rmse": 1.0, "mae": 1.0}, "targets that do not differ have no variance to explain"
     metrics = compute_metrics(
         TASK_KINDS["binary_cross_entropy"], compute_totals("binary_cross_entropy", -same, 0 * same)
     )
-    assert metrics == {"macro_f1": 0.0, "accuracy": 1.0}, "nothing is there to be ranked"
+    assert metrics == {"macro_f1": 0.0, "accuracy": 1.0}, "there are no positive labels to rank"
 
 
 def test_bins_keep_the_order_of_scores_and_have_two_ends() -> None:
@@ -233,7 +233,7 @@ def test_bins_keep_the_order_of_scores_and_have_two_ends() -> None:
 
 
 @pytest.mark.parametrize("objective", KINDS)
-def test_outputs_and_labels_of_other_places_are_refused(objective: str) -> None:
+def test_outputs_and_labels_of_different_shapes_are_refused(objective: str) -> None:
     outputs, labels = draw_outputs(objective, 4, 1)
     with pytest.raises(ValueError, match="do not match"):
         MetricTally(TASK_KINDS[objective], OUTPUTS, by_class=True).add(outputs, labels[:3])

@@ -65,7 +65,7 @@ def test_what_is_drawn_is_valid_and_something_always_is(
     assert {drawer.draw(rng) for _ in range(20)} <= valid
 
 
-def test_a_draw_does_not_end_where_nothing_fits_any_more() -> None:
+def test_a_draw_does_not_reach_a_dead_end() -> None:
     # Two layers cost 3 or 5 each, and the budget is 7: without a reserve, half of the draws take 5 and cannot continue.
     drawer, rng = PathDrawer(make_places([(3, 5), (3, 5)]), [7], "greedy"), np.random.default_rng(0)
     assert {drawer.draw(rng) for _ in range(200)} == {("op0", "op0")}
@@ -151,7 +151,7 @@ def test_the_same_stream_draws_the_same(seed: int) -> None:
     assert first[0] == first[1]
 
 
-def test_where_only_a_path_fits_that_takes_all_it_is_drawn() -> None:
+def test_the_only_fitting_path_is_drawn_even_if_it_takes_the_whole_budget() -> None:
     places = make_places([(1e9 / 3, 1e9), (1e9 / 7, 1e9)])
     drawer = PathDrawer(places, [1e9 / 3 + 1e9 / 7], "exact")
     assert drawer.draw(np.random.default_rng(0)) == ("op0", "op0")

@@ -59,7 +59,7 @@ def test_a_picture_stands_upright_however_the_camera_was_held(tmp_path: Path, su
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_a_damaged_exif_tag_takes_nothing_from_the_picture(tmp_path: Path) -> None:
+def test_a_damaged_exif_tag_does_not_change_the_picture(tmp_path: Path) -> None:
     save_image(tmp_path / "a" / "1.jpg", Image.fromarray(GRADIENT), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_bytes(tmp_path).shape == (1, 1, 3, 4)
 
@@ -116,13 +116,13 @@ def test_transparency_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
-def test_numbers_that_are_no_parts_of_anything_known_are_refused(tmp_path: Path, mode: str) -> None:
+def test_pictures_of_unknown_number_formats_are_refused(tmp_path: Path, mode: str) -> None:
     save_image(tmp_path / "a" / "1.tiff", Image.new(mode, (4, 3), 7))
     with pytest.raises(DataError, match=rf"1\.tiff' has mode {mode}, but must have 8 or 16 bits per channel"):
         read_dataset(str(tmp_path))
 
 
-def test_what_is_called_a_picture_is_opened_as_one_and_nothing_else(tmp_path: Path) -> None:
+def test_files_named_as_pictures_are_opened_only_as_pictures(tmp_path: Path) -> None:
     """Pillow passes PostScript to another program, whatever the name of the file is."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\n%%EndComments\n")
@@ -142,7 +142,7 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
         describe_source(str(tmp_path))
 
 
-def test_folders_that_nobody_made_are_no_classes(tmp_path: Path) -> None:
+def test_folders_of_the_system_are_no_classes(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         save_image(tmp_path / name / "1.png", Image.fromarray(GRADIENT))
     system_folders = [
@@ -194,7 +194,7 @@ def test_the_list_of_damaged_pictures_is_bounded(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 3000
 
 
-def test_what_a_device_tells_of_pictures_is_measured_as_they_are_fed(tmp_path: Path) -> None:
+def test_the_summary_describes_pictures_as_they_are_fed(tmp_path: Path) -> None:
     save_image(tmp_path / "a" / "1.png", Image.fromarray(GRADIENT))
     save_image(tmp_path / "b" / "2.jpg", Image.new("L", (9, 5), 255), quality=95)
     save_image(tmp_path / "b" / "3.png", Image.fromarray(GRADIENT.T.copy()))

@@ -84,9 +84,7 @@ def apply_transform(dataset: Dataset, transform: DataTransform) -> npt.NDArray[n
     arrays.arrays(np.uint8, arrays.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=20)),
     st.lists(st.integers(1, 24), min_size=1, max_size=2).map(tuple),
 )
-def test_the_size_is_what_was_said_before_anything_was_done(
-    picture: npt.NDArray[np.uint8], resize: tuple[int, ...]
-) -> None:
+def test_the_resulting_size_is_the_predicted_one(picture: npt.NDArray[np.uint8], resize: tuple[int, ...]) -> None:
     transform = DataTransform(resize=resize)
     dataset = make_dataset(picture[np.newaxis], np.zeros(1, np.int64), "test")
     result = apply_transform(dataset, transform)
@@ -96,7 +94,7 @@ def test_the_size_is_what_was_said_before_anything_was_done(
         assert min(result.shape[2:]) == resize[0]
 
 
-def test_what_was_transformed_says_so_and_is_not_transformed_again(tmp_path: Path) -> None:
+def test_transformed_data_are_marked_and_not_transformed_again(tmp_path: Path) -> None:
     form = make_form(WHOLE, (3, 8, 10))
     once = read_dataset(write_images(tmp_path / "d", pixels(40, 30), pixels(20, 20)), form)
     write_npz(tmp_path / "once.npz", once)
@@ -108,7 +106,7 @@ def test_what_was_transformed_says_so_and_is_not_transformed_again(tmp_path: Pat
             read_dataset(str(tmp_path / "once.npz"), DataForm(input_shape=(3, 8, 10), classes=None, transform=other))
 
 
-def test_a_data_file_with_a_transform_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_a_data_file_with_an_unknown_transform_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 4)), y=np.zeros(2, np.int64), data_transform=np.array('{"spin": 3}'))
     with pytest.raises(DataError, match=r"a\.npz' was transformed in an unknown way"):
         read_dataset(str(tmp_path / "a.npz"))
@@ -163,12 +161,12 @@ def test_pictures_that_are_too_small_are_listed(tmp_path: Path) -> None:
         ({"mean": (float("nan"),), "deviation": (1.0,)}, r"mean\[0\] is nan, but must be a finite number"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(fields: dict[str, object], words: str) -> None:
+def test_impossible_settings_are_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DataTransform(**fields)  # type: ignore[arg-type]
 
 
-def test_a_transform_is_the_same_after_it_was_a_text() -> None:
+def test_a_transform_round_trips_as_text() -> None:
     assert parse_transform(format_transform(WHOLE)) == WHOLE
     for text in ("", "[]", '{"channels": 2}', '{"resize": [1, 2, 3]}', '{"more": 1}'):
         with pytest.raises(ProtocolError):

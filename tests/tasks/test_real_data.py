@@ -26,7 +26,7 @@ def test_fashion_mnist_has_its_published_counts() -> None:
     assert parts.test.class_counts().tolist() == [1000] * 10
     assert parts.train.labels[:4].tolist() == [9, 0, 0, 3]
     mean = float(parts.train.inputs.mean(dtype=np.float64))
-    assert mean == pytest.approx(0.2860, abs=1e-4), "as the data set's users know it"
+    assert mean == pytest.approx(0.2860, abs=1e-4), "the mean that users of the data set cite"
     assert parts.train.inputs[::60].std(dtype=np.float64) == pytest.approx(0.353, abs=0.005)
 
 

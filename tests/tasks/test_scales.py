@@ -86,12 +86,12 @@ def test_every_other_scale_of_pictures_is_found(name: str) -> None:
         assert find_scale_problem(statistics, evaluation) == find_scale_problem(evaluation, statistics)
 
 
-def test_black_pictures_say_nothing() -> None:
+def test_black_pictures_match_every_scale() -> None:
     black = InputStatistics(kind="numbers", minimum=0, maximum=0, mean=0, deviation=0)
     assert find_scale_problem(black, measure_inputs(load_digits())) == ""
 
 
-def test_indices_beside_numbers_are_told_of() -> None:
+def test_indices_beside_numbers_are_reported() -> None:
     tokens = InputStatistics(kind="indices", minimum=0, maximum=96, mean=40, deviation=20)
     assert find_scale_problem(tokens, measure_inputs(load_digits())) == "indices beside numbers"
     assert find_scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
@@ -115,7 +115,7 @@ def test_statistics_are_those_of_all_values_however_they_are_read(
     assert statistics.deviation == pytest.approx(values.std(), abs=1e-3)
 
 
-def test_a_device_tells_them_of_whatever_it_has(tmp_path: Path) -> None:
+def test_devices_report_statistics_of_every_source(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", load_digits())
     assert describe_source(str(tmp_path / "a.npz")).inputs == measure_inputs(load_digits())
     np.savez(tmp_path / "text.npz", x=np.arange(12).reshape(3, 4), y=np.zeros(3, np.int64))

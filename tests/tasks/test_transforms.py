@@ -158,7 +158,7 @@ def test_blocks_of_clips_change_nothing_and_silence_has_a_logarithm() -> None:
 def test_characters_have_a_fixed_table() -> None:
     assert character_tokens("\n ~é\t😀A").tolist() == [1, 2, CHARACTERS - 1, 0, 0, 0, 2 + ord("A") - 32]
     assert len(character_tokens("")) == 0
-    assert character_tokens("\ud800").tolist() == [2 + ord("?") - 32], "what is no character at all"
+    assert character_tokens("\ud800").tolist() == [2 + ord("?") - 32], "a lone surrogate is no character"
     printable = "".join(map(chr, range(32, 127)))
     assert character_tokens("\n" + printable).tolist() == list(range(1, CHARACTERS))
 

@@ -69,7 +69,7 @@ ROLES: dict[str, Roles] = {
     "wider": Roles(assigner=Assigner(place=_place_wider)),
     "decayed": Roles(aggregator=Aggregator(after_round=_decay)),
     "everywhere": Roles(aggregator=Aggregator(transform=_replace_everywhere)),
-    "told badly": Roles(),
+    "bad departures": Roles(),
 }
 
 
@@ -77,7 +77,7 @@ ROLES: dict[str, Roles] = {
 class Tried:
     TYPE: ClassVar[str] = "tried"
     INFO: ClassVar[MethodInfo] = MethodInfo(
-        title="Tried", paper="a test", departures={"Wrong.": lambda method, setting: method.kind == "told badly"}
+        title="Tried", paper="a test", departures={"Wrong.": lambda method, setting: method.kind == "bad departures"}
     )
     kind: str = "sound"
 
@@ -98,7 +98,7 @@ def method_contract(kind: str) -> MethodContract:
         ("by chance", MethodContract.test_roles_are_pure),
         ("by memory", MethodContract.test_roles_are_pure),
         ("wider", MethodContract.test_placed_submodels_keep_their_size),
-        ("told badly", MethodContract.test_departures_are_sentences),
+        ("bad departures", MethodContract.test_departures_are_sentences),
     ],
 )
 def test_a_method_that_breaks_a_promise_fails(kind: str, test: Callable[[MethodContract], None]) -> None:
@@ -108,13 +108,13 @@ def test_a_method_that_breaks_a_promise_fails(kind: str, test: Callable[[MethodC
 
 
 @pytest.mark.slow
-def test_a_method_that_moves_what_nobody_trained_fails(tmp_path: Path) -> None:
+def test_a_method_that_moves_untrained_elements_fails(tmp_path: Path) -> None:
     method_contract("sound").test_a_round_with_learning_rate_0_changes_nothing(tmp_path)
     with pytest.raises(AssertionError):
         method_contract("decayed").test_a_round_with_learning_rate_0_changes_nothing(tmp_path)
 
 
-def test_a_method_that_moves_what_nobody_held_fails(tmp_path: Path) -> None:
+def test_a_method_that_moves_elements_without_a_holder_fails(tmp_path: Path) -> None:
     method_contract("sound").test_elements_that_no_client_has_keep_their_bits(tmp_path)
     with pytest.raises(AssertionError, match="changed where no client has it"):
         method_contract("everywhere").test_elements_that_no_client_has_keep_their_bits(tmp_path)
@@ -200,7 +200,7 @@ def data_contract(**changes: Any) -> DatasetContract:
     return contract
 
 
-def test_a_data_set_that_is_not_what_it_says_fails() -> None:
+def test_a_data_set_that_contradicts_its_description_fails() -> None:
     sound = data_contract()
     sound.test_it_says_what_it_is()
     sound.test_both_parts_are_what_it_says()

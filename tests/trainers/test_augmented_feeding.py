@@ -81,7 +81,7 @@ def augmented_samples(task: Job[Train | Calibrate], part_size: int = 4) -> dict[
     }
 
 
-def test_samples_look_as_their_own_draws_say_in_each_epoch() -> None:
+def test_samples_are_augmented_by_their_own_draws_in_each_epoch() -> None:
     images = np.asarray(photos().inputs, np.float32)
     seen = augmented_samples(job())
     for epoch in range(2):
@@ -103,7 +103,7 @@ def test_another_round_or_client_sees_other_images(changed: dict[str, Any]) -> N
     assert augmented_samples(job(seed=8)) != augmented_samples(job())
 
 
-def test_padding_is_fed_as_it_is_and_the_data_stay_as_they_are() -> None:
+def test_padding_is_not_augmented_and_the_data_do_not_change() -> None:
     data = photos()
     before = np.asarray(data.inputs, np.float32).copy()
     plain = list(fed_images(job(AugmentationSettings()), data=data))
@@ -118,7 +118,7 @@ def test_padding_is_fed_as_it_is_and_the_data_stay_as_they_are() -> None:
     assert np.array_equal(data.inputs, before)
 
 
-def test_what_is_measured_or_scored_is_as_it_is() -> None:
+def test_measured_and_scored_samples_are_not_augmented() -> None:
     measuring = calibration(job(), NORM)
     assert augmented_samples(measuring) == augmented_samples(job(AugmentationSettings()))
     task = job()
@@ -136,7 +136,7 @@ def test_what_is_measured_or_scored_is_as_it_is() -> None:
     assert {np.asarray(image).tobytes() for fed in parts for image in fed["tokens"]} <= images
 
 
-def test_what_cannot_be_augmented_is_refused_before_a_step() -> None:
+def test_samples_that_cannot_be_augmented_are_refused_before_a_step() -> None:
     with pytest.raises(ProtocolError, match=r"does not fit its program: augmentation .* needs images"):
         check_settings(job().work.settings, image_layout(4, shape=(6,)))
     with pytest.raises(ProtocolError, match="choose a smaller padding"):

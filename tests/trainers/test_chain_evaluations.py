@@ -41,7 +41,7 @@ def test_each_path_of_a_population_is_evaluated_as_plain_pytorch_does(tmp_path: 
     assert (result.sample_count, result.label_count, result.class_counts) == (10, 10, ())
 
 
-def test_only_what_the_population_goes_through_is_loaded(tmp_path: Path) -> None:
+def test_only_pieces_on_the_paths_of_the_population_are_loaded(tmp_path: Path) -> None:
     pieces = Pieces()
     evaluate(write_evaluate_job(tmp_path, [("identity", "dense", "dense")]), pieces)
     assert sorted(pieces.loads) == ["dense/forward", "head/evaluate", "stem/forward"]

@@ -123,7 +123,7 @@ def test_a_chain_trains_what_plain_pytorch_trains_along_its_paths(
     assert result.step_count == 4 * -(-10 // job.work.settings.batch_size)
 
 
-def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_off_the_path_keep_momentum_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[set[str], dict[str, bytes]]] = []
     original = ProgramSession.step
 
@@ -144,7 +144,7 @@ def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, mo
     for (_, before), (path, after) in pairwise(seen):
         changed = {name for name in after if after[name] != before[name]}
         assert all(name.startswith(tuple(path)) for name in changed)
-        # Paths operators change, including any momentum that they already have.
+        # Drawn operators change, including any momentum that they already have.
         momentum_changes += sum("momentum" in name for name in changed)
     assert momentum_changes > 0
 
@@ -166,7 +166,7 @@ def test_every_choice_counts_all_examples_once(tmp_path: Path, drawn_paths: Path
         assert counts[choice] == examples
 
 
-def test_a_subspace_trains_and_tells_of_its_own_tensors_alone(tmp_path: Path) -> None:
+def test_a_subspace_trains_and_sends_only_its_own_tensors(tmp_path: Path) -> None:
     choices = {"section0.block0": ("identity",), "section0.block2": ("dense",)}
     job, pieces = write_train_job(tmp_path, choices=choices), Pieces()
     train(job, pieces)
@@ -233,7 +233,7 @@ def test_an_operator_that_the_runtime_refuses_is_left_out(
         train(job, Pieces(refused=frozenset({"added", "dense"})))
 
 
-def test_without_room_for_what_the_runtime_does_not_refuse_nothing_is_trained(tmp_path: Path) -> None:
+def test_nothing_is_trained_if_the_accepted_operators_do_not_fit(tmp_path: Path) -> None:
     """The leanest path with "dense" fits; with "added" instead it keeps 30 bytes more."""
     job = write_train_job(tmp_path)
     plan = program().manifest.chain.plan_memory(chain().links)  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ def decode(codec: AnyUpdateCodec, content: bytes) -> dict[str, npt.NDArray[np.fl
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.TYPE)
-def test_a_device_sends_what_the_codec_makes_of_its_change(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+def test_a_device_sends_its_encoded_change(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)
     change = decode_arrays(train_bytes(job))
     written = train_bytes(replace(job, work=replace(job.work, update_codec=codec)))
@@ -77,7 +77,7 @@ def test_rounding_differs_between_rounds_and_clients(tmp_path: Path) -> None:
     assert len(updates) == 3
 
 
-def test_what_is_no_weight_is_sent_as_it_is(tmp_path: Path) -> None:
+def test_running_statistics_are_sent_uncompressed(tmp_path: Path) -> None:
     job = replace(
         write_job(tmp_path, samples(20), settings=SETTINGS),
         work=replace(write_job(tmp_path, samples(20), settings=SETTINGS).work, update_codec=TopKQsgd()),

@@ -191,7 +191,7 @@ def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Pat
     assert not find_contradiction(case.objective.kind, sum_totals(result), 10), "a server accepts the result"
 
 
-def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_path: Path) -> None:
+def test_classes_are_counted_on_request_even_for_one_sample(tmp_path: Path) -> None:
     case = CASES["mlp"]
     plain = write_job(tmp_path, case, "onnx", EvaluationSettings(batch_size=BATCH))
     result = OnnxTrainer().evaluate(plain, never)
@@ -302,7 +302,7 @@ def test_a_manifest_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
             pytest.fail(f"{name}: {read_evaluation_layout(invalid)}")
 
 
-def test_a_program_that_the_runtime_refuses_is_told_as_such(tmp_path: Path) -> None:
+def test_a_program_that_the_runtime_refuses_is_an_error(tmp_path: Path) -> None:
     job = write_job(tmp_path, CASES["mlp"], "onnx")
     program = decode_program(job.program_path.read_bytes())
     job.program_path.write_bytes(encode_program(replace(program, body=b"no program")))

@@ -62,18 +62,18 @@ trainer = load_trainer(target)
 trainer.describe(str(folder / "data.npz"))
 blobs = BlobStore(folder / "blobs")
 worker = TrainingWorker({target: trainer}, blobs=blobs, work_folder=folder, data=str(folder / "data.npz"))
-programs = [blobs.add_file(folder / f"program-{place}") for place in (0, 1)]
+programs = [blobs.add_file(folder / f"program-{index}") for index in (0, 1)]
 number = 0
 for pattern in patterns:
     peaks, sizes = [], []
     for _ in range(rounds):
-        place = pattern[number % len(pattern)]
-        weights = blobs.add_file(folder / f"weights-{place}")
+        index = pattern[number % len(pattern)]
+        weights = blobs.add_file(folder / f"weights-{index}")
         task = Task(
             task_id=f"task-{number}", run_id="run", round=number, client_id="device",
             submodels=(TaskSubmodel(
                 architecture=Architecture(),
-                program=ProgramRef(program_id=f"program-{place}", target=target, blob=programs[place]), weights=weights,
+                program=ProgramRef(program_id=f"program-{index}", target=target, blob=programs[index]), weights=weights,
             ),),
             work=Train(settings=TrainingSettings(epochs=1, batch_size=batch_size, learning_rate=0.01)),
             planned_peak_bytes=1, budget=Budget(memory_bytes=2**40), deadline_s=600.0,
@@ -84,7 +84,7 @@ for pattern in patterns:
         assert isinstance(outcome, TrainingOutput), outcome
         blobs.add_file(outcome.output_path)
         outcome.output_path.unlink()
-        peaks.append((place, outcome.result.measured_peak_bytes))
+        peaks.append((index, outcome.result.measured_peak_bytes))
         blobs.prune({program.sha256 for program in programs})
         number += 1
         release_free_memory()

@@ -150,7 +150,7 @@ def loaded() -> Loaded:
 
 
 @pytest.mark.slow
-def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path) -> None:
+def test_memory_of_a_kept_session_is_known_and_counts_as_growth(tmp_path: Path) -> None:
     size_bytes = 64 * MEBIBYTE
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
     slot, created = Slot(), []  # type: ignore[var-annotated] # see `hoard`
@@ -169,7 +169,7 @@ def test_what_a_kept_session_holds_is_known_and_counts_as_growth(tmp_path: Path)
     assert created[0]() is None
 
 
-def test_what_a_session_holds_is_counted_in_the_job_that_loaded_it(
+def test_memory_of_a_session_is_counted_in_the_job_that_loaded_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = write_recording_job(tmp_path, texts(10), SETTINGS)

@@ -23,7 +23,7 @@ def test_nothing_is_done_for_other_libraries_or_without_a_table(tmp_path: Path) 
     assert map_library(Path(np.__file__).parent, tmp_path / "maps") == 0
 
 
-def test_what_may_be_written_is_left_alone(tmp_path: Path) -> None:
+def test_writable_pages_are_ignored(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text(f"7f0000000000-7f0000001000 rw-p 00000000 08:01 1 {tmp_path}/library.so\n")
     assert map_library(tmp_path, maps) == 0

@@ -26,7 +26,7 @@ def calls(training: Job[Train]) -> list[ProgramCall]:
 
 
 @pytest.mark.parametrize("steps", [1, 2, PER_EPOCH, PER_EPOCH + 1, 3 * PER_EPOCH + 2])
-def test_steps_are_those_that_epochs_begin_with(steps: int) -> None:
+def test_steps_equal_the_first_steps_of_epochs(steps: int) -> None:
     actual, epochs = calls(task(local_steps=steps)), calls(task(epochs=4))
     assert len(actual) == steps
     assert [call.last for call in actual] == [False] * (steps - 1) + [True]

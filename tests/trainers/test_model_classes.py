@@ -69,7 +69,7 @@ def write_model(folder: Path, trainer: Trainer, classes: tuple[str, ...]) -> Pat
 
 
 @on_every_runtime
-def test_a_model_says_what_its_outputs_mean(tmp_path: Path, trainer: Trainer) -> None:
+def test_a_model_states_its_objective(tmp_path: Path, trainer: Trainer) -> None:
     data = load_digits()
     labels = np.eye(10, dtype=np.float32)[data.labels]
     write_npz(tmp_path / "data.npz", replace(data, labels=labels))

@@ -62,7 +62,7 @@ def test_every_type_goes_in_and_out(planned: bool) -> None:
     np.testing.assert_array_equal(inputs[0], arguments()[0])
 
 
-def test_what_is_written_can_be_read_in_the_next_run(types: bytes) -> None:
+def test_outputs_can_be_inputs_of_the_next_run(types: bytes) -> None:
     method = native.Program(types).load_method()
     inputs, outputs = arguments(), results()
     for _ in range(5):

@@ -189,7 +189,7 @@ def within(operator: str, *, in_function: bool = False) -> ModelProto:
 
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "If"])
-def test_a_node_within_which_others_run_as_often_as_a_program_says_is_refused(operator: str, in_function: bool) -> None:
+def test_control_flow_without_a_bound_is_refused(operator: str, in_function: bool) -> None:
     with pytest.raises(TrainingError, match=f"a node of the program is '{operator}'.* without an end"):
         check_self_contained(within(operator, in_function=in_function).SerializeToString())
 
@@ -215,7 +215,7 @@ def test_a_loop_within_the_body_of_another_node_is_refused_too() -> None:
         (b"\xff" * 11, "no end"),
     ],
 )
-def test_what_is_no_model_is_refused_in_a_sentence(content: bytes, message: str) -> None:
+def test_invalid_models_are_refused_in_one_sentence(content: bytes, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         check_self_contained(content)
 

@@ -156,7 +156,7 @@ def test_growth_beyond_the_limit_stops_training(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_manifest_alone_makes_nobody_allocate(tmp_path: Path) -> None:
+def test_a_large_manifest_is_refused_before_memory_is_allocated(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)
     original = program()
     shape = (2**40, 2**20)
@@ -230,7 +230,7 @@ def _with_samples(*shape: int) -> Callable[[Job[Train]], None]:
         (lambda job: job.output_path.mkdir(), FileError, "cannot be written"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
+def test_errors_of_invalid_files_are_one_sentence(
     tmp_path: Path, spoil: Callable[[Job[Train]], None], error: type[SubfleetError], text: str
 ) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_one_sentence(
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, NoRoomError), (errno.EIO, FileError)])
-def test_a_full_disk_is_told_as_one(
+def test_a_full_disk_has_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[FileError]
 ) -> None:
     def sync(_: int) -> None:
@@ -301,7 +301,7 @@ def test_a_program_of_another_toolchain_names_both_versions(
     assert "onnxruntime_src" not in str(caught.value)
 
 
-def test_a_program_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path) -> None:
+def test_a_program_that_contradicts_its_manifest_is_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
     original = program()
 
@@ -345,7 +345,9 @@ def test_a_session_runs_on_the_threads_that_the_job_names(tmp_path: Path, thread
     assert len(list(Path("/proc/self/task").iterdir())) - before == threads - 1
 
 
-def test_what_a_step_was_fed_is_gone_before_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_a_step_are_freed_before_the_next_ones_are_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No plan counts the memory of two batches at once."""
     last_inputs: list[weakref.ref[Any]] = []
     alive: list[int] = []

@@ -33,7 +33,7 @@ def number_samples(count: int) -> npt.NDArray[np.float32]:
     return np.arange(1, count + 1, dtype=np.float32).reshape(-1, 1) * np.ones((1, 2), np.float32)
 
 
-def test_a_class_for_each_token_and_none_where_there_is_no_label() -> None:
+def test_each_token_has_a_class_and_missing_labels_do_not_count() -> None:
     labels = np.array([[0, 2, -1], [1, -100, -1], [2, 2, 0]])
     logits = np.zeros((3, 3, 3), np.float32)
     guesses = np.array([[0, 2, 1], [0, 2, 2], [2, 1, 0]])
@@ -65,7 +65,7 @@ def test_numbers_are_predicted_as_they_are_and_judged_by_their_errors() -> None:
     assert prediction.accuracy is None
 
 
-def test_a_model_that_tells_its_objective_is_judged_by_it_whatever_labels_look_like() -> None:
+def test_the_objective_of_a_model_decides_its_metrics() -> None:
     labels = np.array([0, 1, 1], np.float32)
     regression = ModelForm(sample_shape=(2,), objective="mean_squared_error")
     prediction = predict(

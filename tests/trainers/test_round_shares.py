@@ -36,7 +36,7 @@ def test_each_epoch_goes_over_the_same_part_of_that_share(fraction: float, count
     assert len(set(first)) == len(first) == count == TrainingSettings(round_fraction=fraction).round_count(COUNT)
 
 
-def test_rounds_and_clients_have_parts_of_their_own_and_come_round_to_all_samples() -> None:
+def test_rounds_and_clients_have_different_parts_that_cover_all_samples() -> None:
     rounds = [tuple(epoch_samples(replace(with_fraction(PLAIN, 0.2), round=number))[0]) for number in range(1, 40)]
     assert len(set(rounds)) > 10
     assert {sample for samples in rounds for sample in samples} == set(range(COUNT))

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 SETTINGS = TrainingSettings(
     batch_size=16, micro_batch_size=6, learning_rate=0.5, optimiser=OptimiserSettings(momentum=0.0), seed=1
 )
-"""With some seeds, one weight dominates a layer's sum and has nearly equal gradients, so that rounding shows."""
+"""With some seeds, one weight with nearly equal gradients in both batches dominates a layer's sum: rounding shows."""
 
 
 SCORED = {**CONFIGS, "batch norm": replace(CONFIGS["resnet"], norm="batch")}

@@ -28,8 +28,8 @@ from trainers.softmax_program import BATCH, program, samples, write_job
 folder, rounds, alternate = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 settings = TrainingSettings(epochs=1, batch_size=BATCH, learning_rate=0.1, seed=5)
 job = write_job(folder, samples(2 * BATCH), settings=settings)
-made = program()
-(folder / "other").write_bytes(encode_program(replace(made, manifest=replace(made.manifest, program_id="other"))))
+whole = program()
+(folder / "other").write_bytes(encode_program(replace(whole, manifest=replace(whole.manifest, program_id="other"))))
 jobs = [job, replace(job, program_path=folder / "other")] if alternate else [job]
 trainer, watch, sizes = OnnxTrainer(), MemoryWatch(2**40), []
 for number in range(rounds):

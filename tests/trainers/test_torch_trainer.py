@@ -161,7 +161,7 @@ def change_body(program: Program, **changes: object) -> Program:
         ({"recompute": 3}, "must be true or false"),
     ],
 )
-def test_a_body_that_is_not_what_its_manifest_says_is_refused(
+def test_a_body_that_contradicts_its_manifest_is_refused(
     job: Job[Train], program: Program, changes: dict[str, object], text: str
 ) -> None:
     job.program_path.write_bytes(encode_program(change_body(program, **changes)))

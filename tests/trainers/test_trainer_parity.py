@@ -179,7 +179,7 @@ def test_an_epoch_equals_pytorch(tmp_path: Path, runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("parts_of", [0, 5])
-def test_squares_of_losses_are_told_and_tensors_left_out_where_a_task_asks_for_it(
+def test_tasks_may_request_squares_of_losses_and_a_subset_of_tensors(
     tmp_path: Path, runtime: str, parts_of: int
 ) -> None:
     trainer = trainer_of(runtime, tmp_path)

@@ -61,7 +61,7 @@ def test_where_the_mark_cannot_be_reset_the_resident_size_is_sampled(tmp_path: P
     assert watch.growth_bytes() == 120 * 1024
 
 
-def test_a_mark_that_can_be_reset_is_what_is_read(tmp_path: Path) -> None:
+def test_a_mark_that_can_be_reset_is_read(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("VmHWM:\t  500 kB\nVmRSS:\t  500 kB\n")
     watch = MemoryWatch(2**20, tmp_path)

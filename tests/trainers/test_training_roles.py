@@ -38,7 +38,7 @@ def train(job: Job[Train], recorder: Recorder) -> TrainResult:
     return train_job(job, lambda: False, target="recording", runtime=ArrayRuntime(recorder.load), host=Slot())
 
 
-def test_every_step_is_fed_what_its_roles_mean(tmp_path: Path) -> None:
+def test_every_step_gets_the_values_of_its_roles(tmp_path: Path) -> None:
     dataset = texts(10)
     job = write_recording_job(tmp_path, dataset, SETTINGS)
     recorder = Recorder()
@@ -129,7 +129,7 @@ def test_parts_of_batches_train_as_whole_ones(tmp_path: Path, count: int, part: 
 
 
 @pytest.mark.parametrize("part", [0, 2])
-def test_a_loss_that_is_not_finite_is_told_with_its_step(tmp_path: Path, part: int) -> None:
+def test_an_error_of_an_infinite_loss_names_the_step(tmp_path: Path, part: int) -> None:
     class Diverging(Recorder):
         def load(self, program: Program, threads: int) -> RunArrays:
             run = super().load(program, threads)
@@ -190,7 +190,7 @@ def _settings(**changes: object) -> Callable[[Job[Train]], Job[Train]]:
         (_settings(batch_size=8, micro_batch_size=4), ProtocolError, "cannot sum gradients"),
     ],
 )
-def test_what_does_not_fit_the_program_is_refused_before_a_step(
+def test_inputs_that_do_not_fit_the_program_are_refused_before_a_step(
     tmp_path: Path, spoil: Callable[[Job[Train]], Job[Train]], error: type[SubfleetError], text: str
 ) -> None:
     recorder = Recorder()

@@ -181,7 +181,7 @@ def apply_evolution(
 
 
 def _first_state(context: RunContext, evolution: EvolutionContext, answer: Evolution, lineage: Lineage) -> ModelState:
-    network, state = context.declared(lineage).network, answer.states.get(lineage.id)
+    network, state = context.get_declared(lineage).network, answer.states.get(lineage.id)
     if state is None:
         # A drawn network lies on the same device as the others.
         parent = evolution.networks[next(iter(evolution.networks)) if lineage.parent is None else lineage.parent]

@@ -112,7 +112,7 @@ def calibrate_model(
     refused, participants = dict[str, str](), list[Participant]()
     for network_id in state.network_ids:
         own = state.of(network_id)
-        network, measured = context.declared(own.lineage).network, defaultdict[str, _Measured](list)
+        network, measured = context.get_declared(own.lineage).network, defaultdict[str, _Measured](list)
         clients = [client for client in request.clients if find_network_id(client) == network_id]
         weights = weigh_round(count_samples, clients, context.config.max_client_fraction)
         for client in sorted(clients, key=lambda client: client.client_id):

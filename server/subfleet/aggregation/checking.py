@@ -49,7 +49,7 @@ class Checker:
             self._model, self._magnitudes = model, {}
         architecture, work = client.task.architecture, client.task.work
         own, path = model.of(architecture.network), self._blobs.path(update.blob)
-        network = self._context.declared(own.lineage).network
+        network = self._context.get_declared(own.lineage).network
         if isinstance(work, Calibrate):
             known_count = client.offer.sample_count
             return check_sums(network, architecture, work.calibration, path, update.sample_count, known_count)

@@ -125,7 +125,7 @@ class NetworkAggregation:
     @property
     def network(self) -> Network:
         """The declaration of the network."""
-        return self.context.declared(self.state.lineage).network
+        return self.context.get_declared(self.state.lineage).network
 
     def aggregate(self) -> ModelState:
         """Aggregate the updates into a state; without any, the state is unchanged.
@@ -184,7 +184,7 @@ class NetworkAggregation:
             return state
         draw = Draw(seed=context.seed, round=context.round, client_id="", memory=self.memory)
         seed = draw.stream("distillation").getrandbits(63)
-        space = self.context.roles.aggregator.taught(self.network, self.context.declared(self.state.lineage).space)
+        space = self.context.roles.aggregator.taught(self.network, self.context.get_declared(self.state.lineage).space)
         # Students are placed as the method places its clients' submodels.
         students = [
             self.context.roles.assigner.place(self.network, size, replace(draw, client_id=f"student {index}"))

@@ -68,7 +68,7 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
     generation = search.propose(memory, supernet, context.config.seed)
     if generation is None:
         for lineage in search.conclude(memory, supernet, state.aggregated_round):
-            context.declared(lineage)
+            context.get_declared(lineage)
     return generation
 
 

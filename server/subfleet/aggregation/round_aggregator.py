@@ -106,7 +106,7 @@ class Examiner:
         states = [state.of(network_id) for network_id in state.network_ids]
         lineages = [own.lineage for own in states if own.model is not None] or [own.lineage for own in states]
         newest = max(lineages, key=lambda lineage: 0 if lineage is None else lineage.born_round)
-        return self._views.context.declared(newest).network
+        return self._views.context.get_declared(newest).network
 
     def _list_clients(self, aggregated: AggregatedModel, state: RunState) -> list[Participant]:
         """All clients that have taken part, each with a submodel of a network in use."""

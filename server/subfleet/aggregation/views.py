@@ -104,7 +104,7 @@ class Views:
             ConfigError: the network has retired.
         """
         state = model.of(client.architecture.network)
-        return View.of(self.context.roles, self.context.declared(state.lineage).network, state, client)
+        return View.of(self.context.roles, self.context.get_declared(state.lineage).network, state, client)
 
     def prepare_tensors(self, view: View) -> dict[str, Tensor]:
         """The tensors of a view with running statistics as evaluation and deployment need them."""

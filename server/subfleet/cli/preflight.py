@@ -96,7 +96,7 @@ def _list_networks(context: RunContext) -> Sequence[Declared]:
             carried_by=lambda lineage: names,
         )
     )
-    return [context.declared(union) for union in unions]
+    return [context.get_declared(union) for union in unions]
 
 
 def _build_verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdict:

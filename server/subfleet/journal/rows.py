@@ -246,9 +246,9 @@ def build_network_records(
     headline = context.config.training.objective.kind.headline
     records = []
     for lineage in lineages.values():
-        declared = context.declared(lineage)
+        declared = context.get_declared(lineage)
         whole = declared.estimate(declared.network.full_architecture())
-        parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
+        parent = None if lineage.parent is None else context.get_declared(lineages[lineage.parent]).network
         wider, deeper = ((), ()) if parent is None else find_changed_cells(parent, declared.network)
         rows = [(record.round, row) for record in rounds for row in record.clients if row.network == lineage.id]
         trained: dict[int, tuple[str, ...]] = {}

@@ -180,7 +180,7 @@ class Supply:
 
     async def _estimate_costs(self, request: work.CostRequest, run: Snapshot) -> MemoryEstimates:
         del run
-        network = self._context.declared(request.lineage).network
+        network = self._context.get_declared(request.lineage).network
         export = build_train_request(network, network.full_architecture(), request.target, self._context.training(1))
         file = await wait_for(self._exports.submit(EstimateRequest(training=export)))
         return MemoryEstimates.unpack(file.read_bytes())
@@ -264,7 +264,7 @@ class Supply:
 
     def _find_network(self, model: ModelState, size: Architecture) -> Network:
         """The network of a submodel; one that has retired fails the request."""
-        return self._context.declared(model.of(size.network).lineage).network
+        return self._context.get_declared(model.of(size.network).lineage).network
 
     async def _cut_weights(self, model: ModelState, client: Participant, *, for_use: bool) -> BlobRef:
         """The weights that a client sees of a model, for training or inference; cut once for all that share them."""

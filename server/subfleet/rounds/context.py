@@ -77,7 +77,7 @@ class RunContext:
         """The sizes of the first network, from smallest to largest."""
         return self.first.space
 
-    def declared(self, lineage: Lineage | None) -> Declared:
+    def get_declared(self, lineage: Lineage | None) -> Declared:
         """The network of a lineage; without one, the first network."""
         if lineage is None or not lineage.id:
             return self.first

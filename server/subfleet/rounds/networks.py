@@ -45,7 +45,7 @@ def list_living_lineages(context: RunContext, state: RunState) -> tuple[Lineage,
 
 def list_networks(context: RunContext, state: RunState) -> tuple[Declared, ...]:
     """The networks in use: sizes may be chosen from them."""
-    return tuple(context.declared(lineage) for lineage in list_living_lineages(context, state))
+    return tuple(context.get_declared(lineage) for lineage in list_living_lineages(context, state))
 
 
 def map_networks(context: RunContext, state: RunState) -> Mapping[str, Network]:
@@ -71,7 +71,7 @@ def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: 
         raise ValueError(
             f"submodel {architecture.name!r} belongs to network {architecture.network!r}, which the run never had"
         )
-    return context.declared(lineage)
+    return context.get_declared(lineage)
 
 
 def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
@@ -81,7 +81,7 @@ def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture
 
 def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:
     """The clients with a budget for the largest size of a network, estimated from shapes."""
-    largest = context.declared(lineage).candidates[-1]
+    largest = context.get_declared(lineage).candidates[-1]
     return tuple(client.client_id for client in clients if fits(largest, client.offer.runtime, client.offer.budget))
 
 
@@ -91,7 +91,7 @@ def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: Cl
     if client.offer.brought is None:
         return client.offer.architecture if any(not lineage.id for lineage in living) else None
     unions = (lineage for lineage in living if client.offer.brought in lineage.members)
-    return next((context.declared(lineage).members[client.offer.brought] for lineage in unions), None)
+    return next((context.get_declared(lineage).members[client.offer.brought] for lineage in unions), None)
 
 
 def list_new_networks(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
@@ -252,7 +252,7 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
     )
     for lineage in lineages:
         _check(context, lineage)
-        context.declared(lineage)  # slow, and cached
+        context.get_declared(lineage)  # slow, and cached
     (first,) = list_lineages(context, ())
     return (replace(first, retired_round=0), *lineages) if lineages else ()
 
@@ -312,7 +312,7 @@ def build_target_estimates(
     context: RunContext, request: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
     """The estimates of a network on a target; without memory estimates, the target can train nothing."""
-    declared = context.declared(request.lineage)
+    declared = context.get_declared(request.lineage)
     estimate = replace(declared.estimate, memory=estimate_by_plans(declared.network, request.target, memory))
     return TargetEstimates(estimate=estimate, candidates=tuple(map(estimate, declared.space)), problem=problem)
 
@@ -321,5 +321,5 @@ def _get_costs(context: RunContext, state: RunState, target: str) -> Mapping[str
     """The known costs of each network in use, on a target."""
     living = list_living_lineages(context, state)
     if not context.roles.assigner.planned_estimates:
-        return {lineage.id: context.declared(lineage) for lineage in living}
+        return {lineage.id: context.get_declared(lineage) for lineage in living}
     return {lineage.id: state.live.estimates[CostRequest(target=target, lineage=lineage).key] for lineage in living}

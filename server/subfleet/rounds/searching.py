@@ -113,7 +113,7 @@ def _fail(state: RunState, reason: str, now_s: float) -> RunState:
 
 def find_searched_round(context: RunContext, state: RunState) -> int:
     """The round after which a supernet was searched and retired; 0 if none was. Only its checkpoint has all paths."""
-    supernets = (lineage for lineage in state.lineages if context.declared(lineage).network.choices)
+    supernets = (lineage for lineage in state.lineages if context.get_declared(lineage).network.choices)
     return max((lineage.retired_round or 0 for lineage in supernets), default=0)
 
 

@@ -37,7 +37,7 @@ def load_model(context: RunContext, state: RunState, journal: Journal, checkpoin
     if sha256 is None:
         raise FileError(f"the journal has no checkpoint of round {state.aggregated_round}; restore the state folder")
     stored = unpack_state(load_checkpoint(checkpoints, state.aggregated_round, sha256))
-    ordered = stored.reorder(lambda lineage: context.declared(lineage).network.tensors)
+    ordered = stored.reorder(lambda lineage: context.get_declared(lineage).network.tensors)
     return _add_networks(context, state, ordered)
 
 
@@ -47,7 +47,7 @@ def _add_networks(context: RunContext, state: RunState, model: ModelState) -> Mo
     for lineage in state.lineages:
         if lineage.living and lineage.id not in stored:
             parent = model.of(lineage.parent or "")
-            network, of = context.declared(lineage).network, context.declared(parent.lineage).network
+            network, of = context.get_declared(lineage).network, context.get_declared(parent.lineage).network
             weights = inherit(lineage.map, network, of, parent.shared, seed=context.config.seed)
             model = model.with_network(lineage.id, ModelState.first(weights, lineage))
     for lineage in state.lineages:
@@ -67,7 +67,7 @@ def _load_first_model(context: RunContext, state: RunState) -> ModelState:
     else:
         model = _read_first_weights(given, context.network)
     for lineage in others:
-        drawn = init_state(context.declared(lineage).network, seed)
+        drawn = init_state(context.get_declared(lineage).network, seed)
         model = model.with_network(lineage.id, ModelState.first(drawn, lineage))
     return model if first.living else model.without_network(first.id, first)
 

@@ -1,4 +1,4 @@
-"""Every method as the tests try it."""
+"""The methods under test."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 OF_ONE_NETWORK: Mapping[str, type[AnyMethod]] = MappingProxyType(
     {name: kind for name, kind in METHODS.items() if not kind().roles().training.draws_paths}
 )
-"""Every method that goes with a network without choices; one that draws paths of a supernet has tests of its own."""
+"""Every method for networks without choices; methods that draw paths of a supernet are tested separately."""
 QUICK: Mapping[str, AnyMethod] = MappingProxyType(
     {
         **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
@@ -19,4 +19,4 @@ QUICK: Mapping[str, AnyMethod] = MappingProxyType(
         ),
     }
 )
-"""Every such method as it is by default, but for cost estimates and for lessons that take seconds for each network."""
+"""Each of these methods with its defaults, except for cost estimates and slow distillation."""

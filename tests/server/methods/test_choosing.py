@@ -1,4 +1,4 @@
-"""Who takes part: Oort, PyramidFL and Power-of-choice against what their papers say, by hand and by counting."""
+"""Client selection by Oort, PyramidFL and Power-of-choice, compared with their papers by hand and by counting."""
 
 import math
 import random
@@ -45,7 +45,7 @@ OORT = Oort(model="smallest")
 
 
 def past(
-    loss: float = 1.0, *, samples: int = 10, round_number: int = 1, took_s: float = 0.0, moved: float = 1.0
+    loss: float = 1.0, *, samples: int = 10, round_number: int = 1, took_s: float = 0.0, change_norm: float = 1.0
 ) -> LastUpdate:
     return LastUpdate(
         round=round_number,
@@ -55,13 +55,13 @@ def past(
         epochs=1,
         loss=loss,
         square_loss=loss**2,
-        change_norm=moved,
+        change_norm=change_norm,
         train_s=0.0,
         took_s=took_s,
     )
 
 
-def client(
+def make_client(
     name: str, known: LastUpdate | None = None, *, training_s: float = 1.0, samples: int = 10
 ) -> AvailableClient:
     return AvailableClient(
@@ -73,15 +73,15 @@ def client(
     )
 
 
-def selecting(
+def context_with(
     *clients: AvailableClient, count: int, round_number: int = 2, memory: object = None, seed: int = 0
 ) -> SelectionContext:
     memory = OORT.roles().memory.initial if memory is None else memory
     return SelectionContext(clients=clients, count=count, round=round_number, seed=seed, memory=memory)
 
 
-def chosen(roles: Roles, asked: SelectionContext) -> Selection:
-    return roles.selector.select(asked)
+def select(roles: Roles, context: SelectionContext) -> Selection:
+    return roles.selector.select(context)
 
 
 @pytest.mark.slow
@@ -94,10 +94,10 @@ def test_a_weighted_draw_has_the_probabilities_of_drawing_one_after_the_other() 
     }
     assert math.isclose(sum(expected.values()), 1.0)
     stream = random.Random(3)
-    found = Counter(draw_without_replacement(weights, 2, stream) for _ in range(draws))
+    counts = Counter(draw_without_replacement(weights, 2, stream) for _ in range(draws))
     for pair, probability in expected.items():
         deviation = math.sqrt(draws * probability * (1 - probability))
-        assert abs(found[pair] - draws * probability) < 4.5 * deviation, pair
+        assert abs(counts[pair] - draws * probability) < 4.5 * deviation, pair
 
 
 def test_weights_of_0_come_last_and_a_draw_of_all_draws_all() -> None:
@@ -110,9 +110,9 @@ def test_weights_of_0_come_last_and_a_draw_of_all_draws_all() -> None:
 def test_a_score_is_what_the_paper_says() -> None:
     # Utilities 10, 20 and 40; the preferred duration is the shortest, so that the slowest has (2 / 8)^2 of its score.
     clients = [
-        client("ada", past(1.0, round_number=4), training_s=2.0),
-        client("bob", past(2.0, round_number=1), training_s=2.0),
-        client("cyd", past(4.0, round_number=2), training_s=8.0),
+        make_client("ada", past(1.0, round_number=4), training_s=2.0),
+        make_client("bob", past(2.0, round_number=1), training_s=2.0),
+        make_client("cyd", past(4.0, round_number=2), training_s=8.0),
     ]
     scores = replace(OORT, clip=1.0).score(clients, 5, OortMemory(percentile=30.0))
     bonus = {name: math.sqrt(0.1 * math.log(5) / last) for name, last in (("ada", 4), ("bob", 1), ("cyd", 2))}
@@ -123,15 +123,15 @@ def test_a_score_is_what_the_paper_says() -> None:
 
 def test_without_a_penalty_speed_makes_no_difference() -> None:
     blind = replace(OORT, penalty=0.0)
-    known = [client(name, past(loss)) for name, loss in (("ada", 1.0), ("bob", 2.0), ("cyd", 3.0))]
-    slow = [replace(one, expected_training_s=100.0 * place) for place, one in enumerate(known)]
+    known = [make_client(name, past(loss)) for name, loss in (("ada", 1.0), ("bob", 2.0), ("cyd", 3.0))]
+    slow = [replace(client, expected_training_s=100.0 * index) for index, client in enumerate(known)]
     memory = OortMemory(percentile=30.0)
     assert blind.score(known, 3, memory) == blind.score(slow, 3, memory)
     assert OORT.score(known, 3, memory) != OORT.score(slow, 3, memory)
 
 
 def test_a_client_that_claims_any_loss_is_worth_no_more_than_the_quantile() -> None:
-    known = [client(f"c{place:02d}", past(1.0 + place / 20)) for place in range(20)]
+    known = [make_client(f"c{index:02d}", past(1.0 + index / 20)) for index in range(20)]
     liar = [*known[:-1], replace(known[-1], past=past(1e9))]
     memory, cut = OortMemory(percentile=100.0), replace(OORT, clip=0.9)
     scores = cut.score(liar, 1, memory)
@@ -157,66 +157,67 @@ def test_what_is_believed_is_of_the_honest_while_they_are_more(honest: list[floa
 def test_one_liar_moves_a_trimmed_mean_no_further_than_the_honest_are(
     honest: list[float], lie: float, weight: float
 ) -> None:
-    found = trimmed_mean([*honest, lie], [*[1.0] * len(honest), weight])
-    assert min(honest) - 1e-6 <= found <= max(honest) + 1e-6
+    mean = trimmed_mean([*honest, lie], [*[1.0] * len(honest), weight])
+    assert min(honest) - 1e-6 <= mean <= max(honest) + 1e-6
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("kind", [Oort(model="smallest"), PowerOfChoice(), PyramidFL(oort=Oort(model="smallest"))])
 @pytest.mark.parametrize("claim", ["loss", "samples", "both"])
 def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any, count: int, claim: str) -> None:
-    """Of 20 members one claims a loss of 1e30, or 2^40 samples: 1.5 times its turn in 40 rounds, and what is drawn."""
+    """One of 20 clients claims a loss of 1e30 or 2^40 samples: in 40 rounds it gets 1.5 times its turn, and draws."""
     roles, last, chance = kind.roles(), dict[str, LastUpdate](), random.Random(count)
-    memory, times, names = roles.memory.initial, Counter[str](), [f"c{place:02d}" for place in range(20)]
+    memory, times, names = roles.memory.initial, Counter[str](), [f"c{index:02d}" for index in range(20)]
     loss, samples = (1e30 if claim != "samples" else 1.0), (2**40 if claim != "loss" else 10)
     for number in range(1, 41):
         clients = [
-            client(name, last.get(name), samples=samples if name == "c07" else 5 + place)
-            for place, name in enumerate(names)
+            make_client(name, last.get(name), samples=samples if name == "c07" else 5 + index)
+            for index, name in enumerate(names)
         ]
-        found = chosen(roles, selecting(*clients, count=count, round_number=number, memory=memory))
-        memory, told = found.memory, dict[str, LastUpdate]()
-        for name in found.clients:
+        selection = select(roles, context_with(*clients, count=count, round_number=number, memory=memory))
+        memory, updates = selection.memory, dict[str, LastUpdate]()
+        for name in selection.clients:
             lies = name == "c07"
-            told[name] = past(
+            updates[name] = past(
                 loss if lies else chance.uniform(0.5, 2.0), samples=samples if lies else 10, round_number=number
             )
-        last |= told
-        times.update(found.clients)
+        last |= updates
+        times.update(selection.clients)
         if roles.memory.remember is not None:
-            memory = roles.memory.remember(memory, ClosedRound(round=number, clients=told))
+            memory = roles.memory.remember(memory, ClosedRound(round=number, clients=updates))
     fair = 40 * count / 20
     assert times.total() == 40 * count
     assert times["c07"] <= 1.5 * fair + 2 + 0.1 * 40
     assert min(times[name] for name in names) >= 1
 
 
-def overselected(
+def list_overselected(
     selections: Sequence[PastSelection], number: int, count: int, known: int, most_often: float = 1.5
 ) -> frozenset[str]:
-    context = selecting(*[client(f"c{place}") for place in range(known)], count=count, round_number=number)
+    context = context_with(*[make_client(f"c{index}") for index in range(known)], count=count, round_number=number)
     return find_overselected(context, selections, count, most_often)
 
 
-def _lies(rounds: range, comes: Callable[[int, bool], bool], *, wanted: int, known: int) -> int:
-    """In how many rounds a liar is chosen that is chosen whenever it has not had its share."""
+def _count_selections(rounds: range, takes_part: Callable[[int, bool], bool], *, count: int, known: int) -> int:
+    """Count the rounds that select a liar who is selected whenever it takes part and is not overselected."""
     choices = tuple(PastSelection(round=number, clients=()) for number in range(1, rounds.start))
     for number in rounds:
-        had = overselected(choices, number, wanted, known)
-        chosen_now = comes(number, "eve" in had) and "eve" not in had
-        for _ in range(3):  # a try that comes to nothing counts for nothing
+        barred = list_overselected(choices, number, count, known)
+        chosen_now = takes_part(number, "eve" in barred) and "eve" not in barred
+        for _ in range(3):  # a failed attempt does not count
             choices = add_selection(choices, number, ["eve"] if chosen_now else [])
     assert len(choices) < 40
-    return sum("eve" in one.clients for one in choices)
+    return sum("eve" in selection.clients for selection in choices)
 
 
 @pytest.mark.parametrize(
-    "comes", [lambda number, had: True, lambda number, had: not had, lambda number, had: number % 2 == 0]
+    "takes_part",
+    [lambda number, barred: True, lambda number, barred: not barred, lambda number, barred: number % 2 == 0],
 )
-def test_who_stays_away_or_comes_late_has_no_more_turns(comes: Callable[[int, bool], bool]) -> None:
-    """1.5 times 2 of 40 in 40 rounds, whenever they are: 3."""
-    assert _lies(range(1, 201), comes, wanted=2, known=40) <= 3
-    assert _lies(range(101, 140), comes, wanted=2, known=40) <= 3
+def test_who_stays_away_or_comes_late_has_no_more_turns(takes_part: Callable[[int, bool], bool]) -> None:
+    """With 2 of 40 clients per round, 1.5 turns in 40 rounds are 3, whichever rounds these are."""
+    assert _count_selections(range(1, 201), takes_part, count=2, known=40) <= 3
+    assert _count_selections(range(101, 140), takes_part, count=2, known=40) <= 3
 
 
 def test_a_fleet_that_grows_lets_nobody_rest_for_longer_than_forty_rounds() -> None:
@@ -224,13 +225,13 @@ def test_a_fleet_that_grows_lets_nobody_rest_for_longer_than_forty_rounds() -> N
     choices = tuple(always)
     for number in range(101, 141):
         choices = add_selection(choices, number, [])
-    assert overselected(choices, 141, 10, 100) == frozenset()
-    assert overselected(always, 101, 10, 100) == {"ada"}
-    assert overselected(always, 101, 10, 100, 0.0) == frozenset()
+    assert list_overselected(choices, 141, 10, 100) == frozenset()
+    assert list_overselected(always, 101, 10, 100) == {"ada"}
+    assert list_overselected(always, 101, 10, 100, 0.0) == frozenset()
 
 
 def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:
-    quick, slow = client("ada", past(took_s=9.0), training_s=1.0), client("bob", past(), training_s=2.0)
+    quick, slow = make_client("ada", past(took_s=9.0), training_s=1.0), make_client("bob", past(), training_s=2.0)
     memory = OortMemory(percentile=60.0)
     assert OORT.compute_preferred_s([quick, slow], memory) == 9.0
     assert replace(OORT, durations="expected").compute_preferred_s([quick, slow], memory) == 2.0
@@ -238,33 +239,35 @@ def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() 
 
 @pytest.mark.parametrize(("round_number", "explored"), [(1, 9), (20, 6), (200, 3)])
 def test_the_share_that_explores_falls_to_its_least(round_number: int, explored: int) -> None:
-    known = [client(f"known{place:02d}", past()) for place in range(20)]
-    new = [client(f"new{place:02d}") for place in range(20)]
-    found = OORT.select(selecting(*known, *new, count=10, round_number=round_number))
-    assert sum(name.startswith("new") for name in found.clients) == explored
-    assert len(set(found.clients)) == 10
-    assert set(found.memory.exploiting) == {name for name in found.clients if name.startswith("known")}
+    known = [make_client(f"known{index:02d}", past()) for index in range(20)]
+    new = [make_client(f"new{index:02d}") for index in range(20)]
+    selection = OORT.select(context_with(*known, *new, count=10, round_number=round_number))
+    assert sum(name.startswith("new") for name in selection.clients) == explored
+    assert len(set(selection.clients)) == 10
+    assert set(selection.memory.exploiting) == {name for name in selection.clients if name.startswith("known")}
 
 
 def test_fast_clients_are_explored_rather() -> None:
-    new = [client(f"c{place}", training_s=1.0 if place < 5 else 50.0) for place in range(10)]
-    counts = Counter(name for seed in range(200) for name in OORT.select(selecting(*new, count=3, seed=seed)).clients)
-    assert min(counts[f"c{place}"] for place in range(5)) > 5 * max(counts[f"c{place}"] for place in range(5, 10))
+    new = [make_client(f"c{index}", training_s=1.0 if index < 5 else 50.0) for index in range(10)]
+    counts = Counter(
+        name for seed in range(200) for name in OORT.select(context_with(*new, count=3, seed=seed)).clients
+    )
+    assert min(counts[f"c{index}"] for index in range(5)) > 5 * max(counts[f"c{index}"] for index in range(5, 10))
 
 
 def test_those_close_to_the_best_are_drawn_and_no_others() -> None:
-    known = [client(f"c{place}", past(10.0 - place)) for place in range(10)]
+    known = [make_client(f"c{index}", past(10.0 - index)) for index in range(10)]
     strict = replace(OORT, cutoff=1.0, least_exploration=0.0, exploration=0.0, clip=1.0)
     for seed in range(20):
-        assert set(strict.select(selecting(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
+        assert set(strict.select(context_with(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
     loose = replace(strict, cutoff=0.3)
-    found = {name for seed in range(200) for name in loose.select(selecting(*known, count=3, seed=seed)).clients}
-    assert {"c0", "c3", "c5"} <= found
-    assert "c9" not in found
+    names = {name for seed in range(200) for name in loose.select(context_with(*known, count=3, seed=seed)).clients}
+    assert {"c0", "c3", "c5"} <= names
+    assert "c9" not in names
 
 
-def worth(method: Oort, sums: list[float]) -> OortMemory:
-    """What is remembered after rounds in which one client was worth these sums."""
+def remember_sums(method: Oort, sums: list[float]) -> OortMemory:
+    """Return the memory after rounds in which one client had these sums of utility."""
     memory: OortMemory = method.roles().memory.initial
     for number, utility in enumerate(sums, start=1):
         memory = replace(memory, exploiting=("ada",))
@@ -283,7 +286,7 @@ def worth(method: Oort, sums: list[float]) -> OortMemory:
     ],
 )
 def test_the_pacer_gives_more_time_where_nothing_more_is_gained(sums: list[float], percentile: float) -> None:
-    assert worth(replace(OORT, pacer_rounds=2), sums).percentile == percentile
+    assert remember_sums(replace(OORT, pacer_rounds=2), sums).percentile == percentile
 
 
 def test_an_update_that_was_not_chosen_for_its_worth_does_not_move_the_pacer() -> None:
@@ -303,39 +306,39 @@ def test_parameters_out_of_their_range_are_refused(changes: dict[str, Any]) -> N
 @given(losses=st.lists(st.one_of(st.none(), st.floats(0, 100)), min_size=1, max_size=12), count=st.integers(1, 6))
 def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None], count: int) -> None:
     clients = [
-        client(f"c{place:02d}", None if loss is None else past(loss), samples=place + 1)
-        for place, loss in enumerate(losses)
+        make_client(f"c{index:02d}", None if loss is None else past(loss), samples=index + 1)
+        for index, loss in enumerate(losses)
     ]
     method = PowerOfChoice(candidates=2.0)
-    asked = selecting(*clients, count=count)
-    found = chosen(method.roles(), asked).clients
-    most = bound_claims(one.sample_count for one in clients)
-    weights = {one.client_id: float(min(one.sample_count, most)) for one in clients}
-    drawn = draw_without_replacement(weights, 2 * count, asked.stream("candidates"))
-    told = {one.client_id: math.inf if one.past is None else one.past.loss for one in clients}
-    assert set(found) <= set(drawn)
-    assert len(found) == min(count, len(clients))
-    left = [told[name] for name in drawn if name not in found]
-    assert not left or max(left) <= min(told[name] for name in found)
+    context = context_with(*clients, count=count)
+    selected = select(method.roles(), context).clients
+    most = bound_claims(client.sample_count for client in clients)
+    weights = {client.client_id: float(min(client.sample_count, most)) for client in clients}
+    drawn = draw_without_replacement(weights, 2 * count, context.stream("candidates"))
+    last_losses = {client.client_id: math.inf if client.past is None else client.past.loss for client in clients}
+    assert set(selected) <= set(drawn)
+    assert len(selected) == min(count, len(clients))
+    passed_over = [last_losses[name] for name in drawn if name not in selected]
+    assert not passed_over or max(passed_over) <= min(last_losses[name] for name in selected)
 
 
 def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
-    clients = [client(f"c{place}", past(float(place)), samples=place + 1) for place in range(6)]
-    asked = selecting(*clients, count=3)
-    weights = {one.client_id: float(one.sample_count) for one in clients}
-    found = chosen(PowerOfChoice(candidates=1.0).roles(), asked).clients
-    assert set(found) == set(draw_without_replacement(weights, 3, asked.stream("candidates")))
+    clients = [make_client(f"c{index}", past(float(index)), samples=index + 1) for index in range(6)]
+    context = context_with(*clients, count=3)
+    weights = {client.client_id: float(client.sample_count) for client in clients}
+    selected = select(PowerOfChoice(candidates=1.0).roles(), context).clients
+    assert set(selected) == set(draw_without_replacement(weights, 3, context.stream("candidates")))
 
 
 def test_the_useful_send_more_and_the_fast_train_longer() -> None:
     method = PyramidFL(oort=replace(OORT, durations="expected"), idle=1.0)
     clients = [
-        client("ada", past(moved=3.0), training_s=1.0),
-        client("bob", past(moved=9.0), training_s=4.0),
-        client("cyd", past(moved=1.0), training_s=2.0),
+        make_client("ada", past(change_norm=3.0), training_s=1.0),
+        make_client("bob", past(change_norm=9.0), training_s=4.0),
+        make_client("cyd", past(change_norm=1.0), training_s=2.0),
     ]
     roles = method.roles()
-    memory = chosen(roles, selecting(*clients, count=0, memory=roles.memory.initial)).memory
+    memory = select(roles, context_with(*clients, count=0, memory=roles.memory.initial)).memory
     assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
     draw = Draw(seed=0, round=2, client_id="ada", memory=memory)
@@ -351,11 +354,11 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
 def test_a_shorter_upload_shortens_the_round() -> None:
     method = PyramidFL(oort=replace(OORT, durations="expected"), idle=1.0, least_left_out=0.5, most_left_out=0.5)
     clients = [
-        replace(client("ada", past(), training_s=1.0), expected_uplink_s=4.0),
-        client("bob", past(), training_s=1.0),
+        replace(make_client("ada", past(), training_s=1.0), expected_uplink_s=4.0),
+        make_client("bob", past(), training_s=1.0),
     ]
     roles = method.roles()
-    assert chosen(roles, selecting(*clients, count=0, memory=roles.memory.initial)).memory.passes["bob"] == 3.0
+    assert select(roles, context_with(*clients, count=0, memory=roles.memory.initial)).memory.passes["bob"] == 3.0
 
 
 def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None:
@@ -371,15 +374,15 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
     context = make_context(PyramidFL())
     network: Network = context.network
     names = tuple(network.shapes(context.space[-1]))
-    sent = {"ada": names[:2], "bob": names[1:3]}
+    sent_tensors = {"ada": names[:2], "bob": names[1:3]}
     state, blobs, clients = draw_state(network), BlobStore(tmp_path), []
-    for name, tensors in sent.items():
+    for name, tensors in sent_tensors.items():
         drawn = DrawnClient(name=name, size=len(context.space) - 1)
         client = store_update(context, drawn, blobs)
         assert client.task is not None
         assert client.update is not None
         changes = draw_change(context, drawn, 1)
-        ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
+        ref = blobs.add(encode_arrays({tensor: changes[tensor].numpy() for tensor in tensors}))
         assert isinstance(client.task.work, Train)
         task = replace(client.task, work=replace(client.task.work, sends=tensors))
         client = replace(client, task=task, trained=AcceptedUpdate(update=replace(client.update, blob=ref)))
@@ -388,10 +391,10 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
     assert not aggregated.refused
     whole = find_held_elements(network, context.space[-1])
     for name in network.tensors:
-        moved = aggregated.state.shared[name] != state.shared[name]
-        senders = [one for one, which in sent.items() if name in which]
-        assert bool(moved.any()) == bool(senders), name
-        if len(senders) == 1:  # alone it counts in full, whatever the other weighs
+        changed = aggregated.state.shared[name] != state.shared[name]
+        senders = [sender for sender, tensors in sent_tensors.items() if name in tensors]
+        assert bool(changed.any()) == bool(senders), name
+        if len(senders) == 1:  # a single sender counts in full, whatever its weight
             change = draw_change(context, DrawnClient(name=senders[0], size=len(context.space) - 1), 1)[name]
             torch.testing.assert_close(aggregated.state.shared[name] - state.shared[name], change, rtol=1e-4, atol=1e-6)
         assert whole[name].all()

@@ -1,4 +1,4 @@
-"""FlexiFed: who averages what, of the architectures that clients have."""
+"""FlexiFed: which clients average which layers, by their architectures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,10 @@ SHARINGS: tuple[Sharing, ...] = ("basic", "clustered", "max")
 EVERY = pytest.mark.parametrize("sharing", SHARINGS)
 
 
-def averaged(
+def list_averaged(
     context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, number: int = 1
 ) -> set[str]:
-    """Tensors of a client that moved otherwise than by its own change."""
+    """Return the tensors of a client that changed by something else than its own update."""
     received, trained = (
         extract(context.network, context.space[client.size], view_model(context, s, client)) for s in (before, after)
     )
@@ -35,31 +35,31 @@ def averaged(
 
 
 def whole_and_shallow(context: RunContext) -> tuple[int, int]:
-    """Places of the whole network and of one that is the same but for the last block."""
+    """Return the indices of the whole network and of the same network without its last block."""
     whole = len(context.space) - 1
-    kept = context.space[whole].blocks[:-1]
-    return whole, next(place for place, size in enumerate(context.space) if not size.axes and size.blocks == kept)
+    blocks = context.space[whole].blocks[:-1]
+    return whole, next(index for index, size in enumerate(context.space) if not size.axes and size.blocks == blocks)
 
 
 @pytest.mark.slow
 def test_flexifed_averages_more_the_further_it_shares(tmp_path: Path) -> None:
-    found: dict[str, list[set[str]]] = {}
+    averaged: dict[str, list[set[str]]] = {}
     for sharing in SHARINGS:
         context = make_context(FlexiFed(sharing=sharing))
         whole, shallow = whole_and_shallow(context)
         clients = [DrawnClient(name=name, size=size) for name, size in (("a", whole), ("b", whole), ("c", shallow))]
         state = draw_state(context.network)
         aggregated = play(context, state, clients, tmp_path).state
-        found[sharing] = [averaged(context, state, aggregated, client) for client in clients]
-        assert not any(name.startswith("head") for names in found[sharing] for name in names)
-    for one, other in (("basic", "clustered"), ("clustered", "max")):
-        assert all(less <= more for less, more in zip(found[one], found[other], strict=True))
-    # The space holds other widths, too, which nobody has: what these clients have in common is all but the last layers.
-    for alike in found["basic"]:
-        assert {"stem.weight", "section1.block1.layer2.weight"} <= alike
-        assert not {"section1.block2.layer1.weight", "norm.weight"} & alike
-    assert {"section1.block2.layer1.weight", "norm.weight"} <= found["clustered"][0]
-    assert found["clustered"][2] == found["max"][2] == found["basic"][2]
+        averaged[sharing] = [list_averaged(context, state, aggregated, client) for client in clients]
+        assert not any(name.startswith("head") for names in averaged[sharing] for name in names)
+    for narrower, wider in (("basic", "clustered"), ("clustered", "max")):
+        assert all(fewer <= more for fewer, more in zip(averaged[narrower], averaged[wider], strict=True))
+    # No client has the other widths of the space; these clients have all but the last layers in common.
+    for names in averaged["basic"]:
+        assert {"stem.weight", "section1.block1.layer2.weight"} <= names
+        assert not {"section1.block2.layer1.weight", "norm.weight"} & names
+    assert {"section1.block2.layer1.weight", "norm.weight"} <= averaged["clustered"][0]
+    assert averaged["clustered"][2] == averaged["max"][2] == averaged["basic"][2]
 
 
 @EVERY
@@ -77,11 +77,11 @@ def test_with_one_architecture_it_is_fedavg_but_for_the_head(sharing: Sharing, t
 @EVERY
 def test_with_other_first_layers_it_is_standalone(sharing: Sharing, tmp_path: Path) -> None:
     context, reference = make_context(FlexiFed(sharing=sharing)), make_context(Standalone())
-    widths = {context.network.shapes(size)["stem.weight"]: place for place, size in enumerate(context.space)}
+    widths = {context.network.shapes(size)["stem.weight"]: index for index, size in enumerate(context.space)}
     assert len(widths) == 3
-    clients = [DrawnClient(name=f"client{place}", size=place) for place in widths.values()]
+    clients = [DrawnClient(name=f"client{index}", size=index) for index in widths.values()]
     state = draw_state(context.network)
-    shared, alone = (play(one, state, clients, tmp_path).state for one in (context, reference))
+    shared, alone = (play(run_context, state, clients, tmp_path).state for run_context in (context, reference))
     for client in clients:
         assert have_same_bits(view_model(context, shared, client), view_model(reference, alone, client))
 
@@ -92,17 +92,17 @@ def test_who_comes_later_with_another_architecture_takes_nothing_from_the_others
     a, b, absent = (DrawnClient(name=name, size=whole) for name in ("a", "b", "absent"))
     narrow = DrawnClient(name="narrow", size=0)
     first = play(context, draw_state(context.network), [a, b, absent], tmp_path, 1).state
-    assert "stem.weight" in averaged(context, draw_state(context.network), first, a)
+    assert "stem.weight" in list_averaged(context, draw_state(context.network), first, a)
     second = play(context, unpack_state(pack_state(first)), [a, b, narrow], tmp_path, 2).state
     for client in (a, b, narrow):
-        assert not averaged(context, first, second, client, 2), "it goes on from what it had, by itself"
+        assert not list_averaged(context, first, second, client, 2), "it continues from its own weights, alone"
     assert have_same_bits(view_model(context, second, absent), view_model(context, first, absent))
-    # The one that was there once still counts: else the others' own layers would be lost to what they had before.
+    # The client of round 2 still counts; otherwise the others' own layers would revert to their earlier weights.
     third = play(context, unpack_state(pack_state(second)), [a, b], tmp_path, 3).state
-    assert not averaged(context, second, third, a, 3)
+    assert not list_averaged(context, second, third, a, 3)
     assert third.sizes == second.sizes
     assert {size.architecture_id for size in third.sizes} == {
-        context.space[place].architecture_id for place in (whole, 0)
+        context.space[index].architecture_id for index in (whole, 0)
     }
 
 

@@ -1,7 +1,7 @@
-"""Every method, robust rule, optimiser, norm and check computes where the model is.
+"""Every method, robust rule, optimiser, norm and check computes on the device of the model.
 
-Without a GPU a second device is one in name (`elsewhere`), which refuses what a real one refuses. With a GPU the same
-tests run on it, too: `make gpu`.
+Without a GPU the second device is a simulated one (`elsewhere`) that refuses the same operations as a real one. With a
+GPU the same tests run on it, too: `make gpu`.
 """
 
 from collections import deque
@@ -72,7 +72,7 @@ EXACT = {
     "nefl",
     "standalone",
 }
-"""Methods that aggregation and do no other arithmetic on the server, so that an accelerator has the CPU's bits."""
+"""Methods with no server arithmetic but aggregation, for which an accelerator computes the same bits as the CPU."""
 PLACES = [
     pytest.param(ELSEWHERE, id="elsewhere"),
     *([pytest.param(torch.device("cuda"), id="cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []),
@@ -80,34 +80,34 @@ PLACES = [
 
 
 @pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    found: torch.device = request.param
-    if found != ELSEWHERE:
-        yield found
+def other_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    requested: torch.device = request.param
+    if requested != ELSEWHERE:
+        yield requested
         return
-    # Other threads do not know of the second device.
-    monkeypatch.setattr(exact_sums, "run_until_one_fails", _in_turn)
+    # The simulated device exists in this thread only.
+    monkeypatch.setattr(exact_sums, "run_until_one_fails", _run_in_turn)
     with elsewhere() as there:
         yield there
 
 
-def _in_turn(jobs: Iterable[Callable[[], bool]], thread_count: int) -> None:
-    left = deque(jobs)
-    while left and left.popleft()():
+def _run_in_turn(jobs: Iterable[Callable[[], bool]], thread_count: int) -> None:
+    waiting = deque(jobs)
+    while waiting and waiting.popleft()():
         pass
 
 
-def aggregated(context: RunContext, place: torch.device, folder: Path) -> ModelState:
-    return play(context, draw_state(context.network).to(place), list_clients(context), folder).state
+def aggregate_once(context: RunContext, other_device: torch.device, folder: Path) -> ModelState:
+    return play(context, draw_state(context.network).to(other_device), list_clients(context), folder).state
 
 
-def check(context: RunContext, place: torch.device, folder: Path, *, exact: bool) -> None:
-    """A round of every size there is a round of every size here."""
-    there, here = aggregated(context, place, folder / "there"), aggregated(context, CPU, folder / "here")
-    told = {name: tensor for name, tensor in pack_state(there).items() if not name.endswith("/json")}
-    assert {tensor.device.type for tensor in told.values()} == {place.type}
+def check(context: RunContext, other_device: torch.device, folder: Path, *, exact: bool) -> None:
+    """A round with clients of every size gives the same model on both devices."""
+    there, here = aggregate_once(context, other_device, folder / "there"), aggregate_once(context, CPU, folder / "here")
+    tensors = {name: tensor for name, tensor in pack_state(there).items() if not name.endswith("/json")}
+    assert {tensor.device.type for tensor in tensors.values()} == {other_device.type}
     back = pack_state(there.to(CPU))
-    if exact or place == ELSEWHERE:
+    if exact or other_device == ELSEWHERE:
         assert have_same_bits(back, pack_state(here))
         return
     for name, tensor in pack_state(here).items():
@@ -115,95 +115,98 @@ def check(context: RunContext, place: torch.device, folder: Path, *, exact: bool
 
 
 OWN_CODE = ("heterofl", "fedfa", "flexifed", "dynamic_selection", "sattler")
-"""One for each way to aggregate: elements, grafted ones, common layers, lessons for sizes, and clusters."""
+"""One for each kind of aggregation: elements, grafted blocks, common layers, distillation and clusters."""
 
 
 @pytest.mark.parametrize("name", mostly_long(QUICK, *OWN_CODE))
 def test_a_round_of_every_method_is_aggregated_where_the_model_is(
-    name: str, place: torch.device, tmp_path: Path
+    name: str, other_device: torch.device, tmp_path: Path
 ) -> None:
-    check(make_context(QUICK[name]), place, tmp_path, exact=name in EXACT)
+    check(make_context(QUICK[name]), other_device, tmp_path, exact=name in EXACT)
 
 
-MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(max_norm=2.0), TrimmedMean())}
+RULES = {rule.TYPE: rule for rule in (CoordinateMedian(), MultiKrum(), NormClipping(max_norm=2.0), TrimmedMean())}
 
 
-@pytest.mark.parametrize("name", mostly_long(MADE, "multi_krum", "coordinate_median"))
-def test_so_it_is_with_every_merge(name: str, place: torch.device, tmp_path: Path) -> None:
-    assert MADE.keys() == ROBUST_AGGREGATIONS.keys()
-    check(make_context(HeteroFL(), robust_aggregation=MADE[name]), place, tmp_path, exact=False)
+@pytest.mark.parametrize("name", mostly_long(RULES, "multi_krum", "coordinate_median"))
+def test_so_it_is_with_every_merge(name: str, other_device: torch.device, tmp_path: Path) -> None:
+    assert RULES.keys() == ROBUST_AGGREGATIONS.keys()
+    check(make_context(HeteroFL(), robust_aggregation=RULES[name]), other_device, tmp_path, exact=False)
 
 
 @pytest.mark.parametrize("name", mostly_long(SERVER_OPTIMISERS, "fedadam"))
-def test_so_it_is_with_every_server_optimiser(name: str, place: torch.device, tmp_path: Path) -> None:
+def test_so_it_is_with_every_server_optimiser(name: str, other_device: torch.device, tmp_path: Path) -> None:
     check(
-        make_context(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False
+        make_context(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()),
+        other_device,
+        tmp_path,
+        exact=False,
     )
 
 
 @pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
-def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.device) -> None:
+def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, other_device: torch.device) -> None:
     context = make_context(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
     inputs = torch.randn(40, *MODEL.input_shape, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(40) % MODEL.class_count
     views = Views(context=context, samples=inputs)
     client = Participant(client_id="ada", architecture=context.space[-2], size=context.space[-2])
-    found = []
-    for device in (CPU, place):
+    results = []
+    for device in (CPU, other_device):
         seen = views.prepare_tensors(views.of(draw_state(context.network).to(device), client))
         assert {tensor.device.type for tensor in seen.values()} == {device.type}
         evaluation = evaluate(context.network, client.architecture, seen, inputs, labels)
         score = zico_score(
             context.network, client.architecture, seen, [(inputs[:8], labels[:8]), (inputs[8:16], labels[8:16])]
         )
-        found.append((evaluation.loss, evaluation.accuracy, score))
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
+        results.append((evaluation.loss, evaluation.accuracy, score))
+    assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("share", mostly_long(["transform", "crop"], "transform"))
-def test_networks_grow_and_share_where_the_model_is(share: Any, place: torch.device, tmp_path: Path) -> None:
+def test_networks_grow_and_share_where_the_model_is(share: Any, other_device: torch.device, tmp_path: Path) -> None:
     """Wider and deeper ones, with noise, in both directions."""
     method = replace(METHOD, share=share, large_to_small=True, noise=0.1, alpha=0.0)
-    (here, lineages), (there, same) = (family(method, tmp_path / str(one), one) for one in (CPU, place))
+    (here, lineages), (there, same) = (family(method, tmp_path / str(device), device) for device in (CPU, other_device))
     assert lineages == same
     assert "wider" in lineages[1].reason
     assert "deeper" in lineages[2].reason
-    found = {name: there.of(name).shared for name in there.network_ids}
-    assert {tensor.device.type for own in found.values() for tensor in own.values()} == {place.type}
-    for name, own in found.items():
+    shared = {name: there.of(name).shared for name in there.network_ids}
+    assert {tensor.device.type for own in shared.values() for tensor in own.values()} == {other_device.type}
+    for name, own in shared.items():
         for key, tensor in own.items():
             torch.testing.assert_close(tensor.cpu(), here.of(name).shared[key], rtol=1e-5, atol=1e-6)
 
 
-def test_what_leaves_the_server_has_the_same_bytes(place: torch.device, tmp_path: Path) -> None:
+def test_what_leaves_the_server_has_the_same_bytes(other_device: torch.device, tmp_path: Path) -> None:
     context = make_context(QUICK["fedadam"])
-    here = aggregated(context, CPU, tmp_path / "blobs")
-    there = here.to(place)
+    here = aggregate_once(context, CPU, tmp_path / "blobs")
+    there = here.to(other_device)
     architecture = context.space[0]
     assert encode_submodel(context.network, architecture, there.shared) == encode_submodel(
         context.network, architecture, here.shared
     )
     sha256 = save_checkpoint(tmp_path / "there", 1, pack_state(there))
     assert sha256 == save_checkpoint(tmp_path / "here", 1, pack_state(here))
-    back = unpack_state(load_checkpoint(tmp_path / "there", 1, sha256)).to(place)
+    back = unpack_state(load_checkpoint(tmp_path / "there", 1, sha256)).to(other_device)
     assert have_same_bits(pack_state(back.to(CPU)), pack_state(here))
 
 
 def test_a_second_device_refuses_what_an_accelerator_refuses() -> None:
     with elsewhere() as there:
-        one, other = torch.ones(2, 3, device=there), torch.ones(2, 3)
-        assert (one.device, (one * 2 + one).cpu().sum().item()) == (ELSEWHERE, 18.0)
+        remote, local = torch.ones(2, 3, device=there), torch.ones(2, 3)
+        assert (remote.device, (remote * 2 + remote).cpu().sum().item()) == (ELSEWHERE, 18.0)
         for wrong in (
-            lambda: one + other,
-            lambda: torch.cat([one, other]),
-            one.numpy,
-            lambda: one.add_(other),
+            lambda: remote + local,
+            lambda: torch.cat([remote, local]),
+            remote.numpy,
+            lambda: remote.add_(local),
         ):
             with pytest.raises(RuntimeError):
                 wrong()
-        assert one[torch.tensor([1])].device == ELSEWHERE
+        assert remote[torch.tensor([1])].device == ELSEWHERE
         with pytest.raises(RuntimeError, match="on the CPU with indices"):
-            other[torch.tensor([1], device=there)]
+            local[torch.tensor([1], device=there)]
 
 
 def test_a_run_on_an_accelerator_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,19 +218,19 @@ def test_a_run_on_an_accelerator_that_is_not_there_is_one_sentence(monkeypatch: 
 
 
 @pytest.mark.parametrize("method", [FedADP(choice="declared"), FlexiFed(choice="declared")], ids=repr)
-def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, place: torch.device, tmp_path: Path) -> None:
-    """After a round of each of its networks, by one that a client brings later."""
-    found = []
-    for device in (CPU, place):
+def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, other_device: torch.device, tmp_path: Path) -> None:
+    """After a round with each of its networks, a larger union succeeds it when a client brings another network."""
+    states = []
+    for device in (CPU, other_device):
         context = united.context_of(method)
-        before = (united.retired(context), *united.begun(context, united.SMALL, united.DEEP))
-        state = united.first_model(context, before).to(device)
-        alone, blobs = replace(context, first=context.declared(before[1])), BlobStore(tmp_path / str(device))
+        before = (united.make_retired(context), *united.begin_unions(context, united.SMALL, united.DEEP))
+        state = united.load_first_model(context, before).to(device)
+        alone, blobs = replace(context, first=context.get_declared(before[1])), BlobStore(tmp_path / str(device))
         clients = [store_update(alone, DrawnClient(name=f"client{size}", size=size), blobs) for size in range(2)]
         after = aggregate_clients(context, blobs, state, 1, clients, None, before, (united.WIDE,)).state
         assert after.network_ids == ("union2",)
         assert {tensor.device.type for tensor in pack_state(after).values()} <= {device.type, "cpu"}
         assert {tensor.device.type for tensor in after.of("union2").shared.values()} == {device.type}
-        found.append(pack_state(after.to(CPU)))
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-6)
+        states.append(pack_state(after.to(CPU)))
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-4, atol=1e-6)

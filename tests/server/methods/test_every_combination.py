@@ -95,11 +95,11 @@ class Case:
     quiet: tuple[ClientState, ...]
     loud: tuple[ClientState, ...]
 
-    def aggregated(self, state: ModelState, clients: tuple[ClientState, ...], **roles: Any) -> ModelState:
+    def aggregate(self, state: ModelState, clients: tuple[ClientState, ...], **roles: Any) -> ModelState:
         context = replace(self.context, roles=with_steps(self.context.roles, **roles)) if roles else self.context
-        found = aggregate_clients(context, self.blobs, state, 1, clients, context.roles.memory.initial)
-        assert not found.refused, self.name
-        return found.state
+        result = aggregate_clients(context, self.blobs, state, 1, clients, context.roles.memory.initial)
+        assert not result.refused, self.name
+        return result.state
 
 
 def refusal(method: AnyMethod, model: Family, **settings: Any) -> str:
@@ -113,7 +113,7 @@ def refusal(method: AnyMethod, model: Family, **settings: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a configuration says beside its method."""
+    """The settings of a combination, beside its method."""
 
     norms: NormPolicy
     codec: AnyUpdateCodec
@@ -127,7 +127,7 @@ class Choice:
 
 
 def pairs() -> list[Choice]:
-    """Every two of a policy of norms, a codec and a robust rule together at least once, and most server optimisers."""
+    """Return choices with any two of norms, codec and robust rule at least once, and most server optimisers."""
     return [
         Choice(
             norms=norms,
@@ -140,52 +140,59 @@ def pairs() -> list[Choice]:
 
 
 def triples() -> list[Choice]:
-    """Every policy of norms with every codec and every robust rule; server optimisers take turns."""
+    """Return every combination of norms, codec and robust rule; server optimisers take turns."""
     every = zip(itertools.product(NORMS, CODECS, RULES), itertools.cycle(OPTIMISERS), strict=False)
-    return [Choice(norms=norms, codec=codec, robust=robust, optimiser=one) for (norms, codec, robust), one in every]
+    return [
+        Choice(norms=norms, codec=codec, robust=robust, optimiser=optimiser)
+        for (norms, codec, robust), optimiser in every
+    ]
 
 
 def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
-    """The accepted ones; the others are refused when they are read, with the words that are expected."""
+    """Yield the accepted combinations; the others are refused with the expected message."""
     method, model, blobs = QUICK[name], GROUPS if name == "fjord" else MODEL, BlobStore(folder)
     plans: dict[NormPolicy, RunContext] = {}
     stored: dict[str, tuple[tuple[DrawnClient, ...], tuple[ClientState, ...], tuple[ClientState, ...]]] = {}
-    for one in choices:
-        optimiser = None if name in PERSONAL else one.optimiser
+    for choice in choices:
+        optimiser = None if name in PERSONAL else choice.optimiser
         settings = {
-            "norms": one.norms,
-            "update_codec": one.codec,
-            "robust_aggregation": one.robust,
+            "norms": choice.norms,
+            "update_codec": choice.codec,
+            "robust_aggregation": choice.robust,
             "server_optimiser": optimiser,
         }
-        expected = REFUSED.get((name, one.norms), "")
-        said = refusal(method, model, **settings)
-        assert expected in said
-        assert bool(expected) == bool(said)
-        if said:
+        expected = REFUSED.get((name, choice.norms), "")
+        message = refusal(method, model, **settings)
+        assert expected in message
+        assert bool(expected) == bool(message)
+        if message:
             continue
-        if one.norms not in plans:
-            plans[one.norms] = make_context(method, model, norms=one.norms)
-        context = replace(plans[one.norms], config=make_config(method, model, **settings))
-        if one.codec.TYPE not in stored:
+        if choice.norms not in plans:
+            plans[choice.norms] = make_context(method, model, norms=choice.norms)
+        context = replace(plans[choice.norms], config=make_config(method, model, **settings))
+        if choice.codec.TYPE not in stored:
             most = len(context.space) - 1
-            clients = tuple(replace(client, codec=one.codec, size=min(client.size, most)) for client in CLIENTS)
+            clients = tuple(replace(client, codec=choice.codec, size=min(client.size, most)) for client in CLIENTS)
             quiet = tuple(store_update(context, replace(client, scale=0.0), blobs) for client in clients)
-            stored[one.codec.TYPE] = (clients, quiet, tuple(store_update(context, client, blobs) for client in clients))
-        clients, quiet, loud = stored[one.codec.TYPE]
-        yield Case(name=one.name, context=context, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
+            stored[choice.codec.TYPE] = (
+                clients,
+                quiet,
+                tuple(store_update(context, client, blobs) for client in clients),
+            )
+        clients, quiet, loud = stored[choice.codec.TYPE]
+        yield Case(name=choice.name, context=context, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
 
 
 def check(case: Case) -> None:
-    """A round in which everybody learned, and one in which nobody did."""
+    """Check a round in which every client learned, and one in which none did."""
     state = draw_state(case.context.network)
-    aggregated = case.aggregated(state, case.loud, after_round=keep_aggregate, distillation=None)
+    aggregated = case.aggregate(state, case.loud, after_round=keep_aggregate, distillation=None)
     check_what_moved(case, state, aggregated)
-    # Copies are there now, and differ from what is shared. Momentum would go on by itself.
+    # Clients have copies now that differ from the shared tensors. Momentum alone would change the model.
     start = replace(aggregated, moments={})
-    still = case.aggregated(start, case.quiet, after_round=keep_aggregate, distillation=None)
+    still = case.aggregate(start, case.quiet, after_round=keep_aggregate, distillation=None)
     sorts = case.context.roles.aggregator.after_round is not keep_aggregate
-    after = case.aggregated(start, case.quiet, distillation=None) if sorts else still
+    after = case.aggregate(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
         before = view_model(case.context, aggregated, client)
         assert have_same_bits(before, view_model(case.context, still, client)), case.name
@@ -193,14 +200,14 @@ def check(case: Case) -> None:
             if case.context.roles.assigner.exchange is not None:  # a client sees its own network alone
                 assert have_same_bits(before, view_model(case.context, after, client)), case.name
                 continue
-            said = compute_logits(case.context, view_model(case.context, after, client))
-            assert said == pytest.approx(compute_logits(case.context, before), rel=1e-4, abs=1e-4), case.name
+            logits = compute_logits(case.context, view_model(case.context, after, client))
+            assert logits == pytest.approx(compute_logits(case.context, before), rel=1e-4, abs=1e-4), case.name
 
 
 def check_what_moved(case: Case, state: ModelState, aggregated: ModelState) -> None:
-    """No element that nobody held of those who share it with a client; something for every client."""
-    keys = {client.name: keys_of(case, aggregated, client) for client in case.clients}
-    places = {client.name: find_held(case.context, [client]) for client in case.clients}
+    """Check that each client's model changed, and only where clients that share the tensor hold elements."""
+    keys = {client.name: find_sharing_keys(case, aggregated, client) for client in case.clients}
+    held = {client.name: find_held(case.context, [client]) for client in case.clients}
     for client in case.clients:
         before, after = view_model(case.context, state, client), view_model(case.context, aggregated, client)
         moved = [name for name in before if not torch.equal(before[name], after[name])]
@@ -209,15 +216,15 @@ def check_what_moved(case: Case, state: ModelState, aggregated: ModelState) -> N
             if isinstance(case.context.config.method, FedFA) and case.context.network.tensors[name].part is not None:
                 continue  # grafting also moves the blocks that clients lack
             key = keys[client.name].get(name)
-            together = [places[one.name][name] for one in case.clients if keys[one.name].get(name) == key]
+            together = [held[other.name][name] for other in case.clients if keys[other.name].get(name) == key]
             free = ~torch.stack(together).any(dim=0)
             assert torch.equal(before[name][free], after[name][free]), (case.name, name)
 
 
-def keys_of(case: Case, state: ModelState, client: DrawnClient) -> Mapping[str, str]:
+def find_sharing_keys(case: Case, state: ModelState, client: DrawnClient) -> Mapping[str, str]:
     size = case.context.space[client.size]
-    who = Participant(client_id=client.name, architecture=size, size=size)
-    return case.context.roles.aggregator.sharing_groups(case.context.network, who, state.sizes)
+    participant = Participant(client_id=client.name, architecture=size, size=size)
+    return case.context.roles.aggregator.sharing_groups(case.context.network, participant, state.sizes)
 
 
 @pytest.mark.slow
@@ -242,7 +249,7 @@ def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:
         check(case)
 
 
-@pytest.mark.parametrize("robust", [one for one in RULES if one is not None], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("robust", [rule for rule in RULES if rule is not None], ids=lambda rule: rule.TYPE)
 def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobustAggregation, tmp_path: Path) -> None:
     context = make_context(QUICK["heterofl"], MODEL, robust_aggregation=robust, server_optimiser=ServerMomentum())
     blobs, state = BlobStore(tmp_path), draw_state(context.network)
@@ -255,7 +262,7 @@ def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobus
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"method": FjORD(), "model": MODEL}, "set model.norm = 'group', or method.self_distillation = false"),
         ({"method": FjORD(), "training": TrainingSettings(objective=SQUARES)}, "knows no classes"),
@@ -270,9 +277,9 @@ def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobus
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_a_remedy(settings: dict[str, Any], said: str) -> None:
+def test_what_does_not_go_together_is_refused_with_a_remedy(settings: dict[str, Any], message: str) -> None:
     text = refusal(**{"method": HeteroFL(), "model": GROUPS, **settings})
-    assert said in text
+    assert message in text
     assert "\n" not in text
 
 

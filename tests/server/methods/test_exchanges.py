@@ -1,4 +1,4 @@
-"""Clients whose networks are no slices of the model: what they receive, and how their changes come back."""
+"""Clients with networks that are not slices of the model: what they receive, and how their changes return."""
 
 import hashlib
 import random
@@ -31,25 +31,25 @@ from subfleet.testing.rounds import MODEL, DrawnClient, draw_change, draw_state,
 from subfleet.testing.submodels import have_same_bits
 
 
-def replication(network: Network, size: Architecture, client_id: str) -> Replication:
-    """Drawn once for each client: a model whose indices meant something else in each round would mean nothing."""
+def draw_replication(network: Network, size: Architecture, client_id: str) -> Replication:
+    """Drawn once for each client: redrawn in each round, copies would give the model's indices no meaning."""
     seed = hashlib.sha256(f"{client_id}/{size.architecture_id}".encode()).digest()
     return Replication.draw(network, size, random.Random(seed))
 
 
-def replicated(network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
-    return replication(network, client.size, client.client_id)
+def replicate(network: Network, client: Participant, kept_tensors: Mapping[str, Tensor]) -> Exchange:
+    return draw_replication(network, client.size, client.client_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copying:
-    """Each client trains its own network, of which the model copies every index: the group form of FedADP."""
+    """Each client trains its own network, and the model holds copies of every index: the group form of FedADP."""
 
     TYPE: ClassVar[str] = "copying"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="Copying", paper="none, for tests", varies=("width", "depth"))
 
     def roles(self) -> Roles:
-        return Roles(assigner=Assigner(exchange=replicated))
+        return Roles(assigner=Assigner(exchange=replicate))
 
 
 @pytest.mark.slow
@@ -62,68 +62,68 @@ class TestCopying(MethodContract):
         super().test_placed_submodels_keep_their_size()
 
 
-def participant(client: DrawnClient, size: Architecture) -> Participant:
+def make_participant(client: DrawnClient, size: Architecture) -> Participant:
     return Participant(client_id=client.name, architecture=size, size=size)
 
 
-def outputs(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> Tensor:
+def compute_outputs(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> Tensor:
     module = build_module(network, architecture)
     module.load_state_dict(state)
     inputs = torch.randn(6, *network.config.input_shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        found: Tensor = module.eval()(inputs)
-    return found
+        outputs: Tensor = module.eval()(inputs)
+    return outputs
 
 
 def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
-    """Alone, after the first round: down after up is the identity, so that nothing of its training is lost."""
+    """Down after up is the identity, so that a single client loses nothing of its training."""
     context = make_context(Copying(), replace(MODEL, norm="batch"))
     client = DrawnClient(name="ada", size=0)
-    who = participant(client, context.space[0])
+    recipient = make_participant(client, context.space[0])
     views = Views(context=context, samples=torch.zeros(1))
     state = draw_state(context.network)
     for number in (1, 2):
-        before = extract(context.network, who.architecture, views.of(state, who).tensors)
+        before = extract(context.network, recipient.architecture, views.of(state, recipient).tensors)
         state = play(context, state, [client], tmp_path / str(number), number).state
-        after = extract(context.network, who.architecture, views.of(state, who).tensors)
+        after = extract(context.network, recipient.architecture, views.of(state, recipient).tensors)
         change = draw_change(context, client, number)
         for name in change:
             torch.testing.assert_close(after[name], before[name] + change[name], rtol=1e-5, atol=1e-5)
 
 
 def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_does(tmp_path: Path) -> None:
-    """Where the model had copies of the client's network before; blocks that it lacks are still the identity."""
+    """The model begins as copies of the client's network, with the identity in the blocks that the client lacks."""
     context = make_context(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))
     client = DrawnClient(name="ada", size=0)
     network, size = context.network, context.space[0]
-    who = participant(client, size)
+    recipient = make_participant(client, size)
     first = draw_state(network)
-    mine = replication(network, size, "ada")
-    whole = mine.grow(mine.down(first.shared), first.shared)
+    replication = draw_replication(network, size, "ada")
+    whole = replication.grow(replication.down(first.shared), first.shared)
     absent = {name for name, decl in network.tensors.items() if decl.part and decl.part not in size.blocks}
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(context, replace(first, shared=whole), [client], tmp_path).state
     views = Views(context=context, samples=torch.zeros(1))
-    own = extract(network, size, views.prepare_tensors(views.of(state, who)))
+    own = extract(network, size, views.prepare_tensors(views.of(state, recipient)))
     torch.testing.assert_close(
-        outputs(network, network.full_architecture(), dict(state.shared)),
-        outputs(network, size, own),
+        compute_outputs(network, network.full_architecture(), dict(state.shared)),
+        compute_outputs(network, size, own),
         rtol=1e-3,
         atol=1e-3,
     )
 
 
 def test_two_clients_of_one_size_receive_their_own_weights() -> None:
-    """No cache takes the one's for the other's."""
+    """No cache mixes up the two clients."""
     context = make_context(Copying(), replace(MODEL, norm="batch"))
     views, state = Views(context=context, samples=torch.zeros(1)), draw_state(context.network)
     size = context.space[0]
     ada, bob = (Participant(client_id=name, architecture=size, size=size) for name in ("ada", "bob"))
     assert views.of(state, ada).key != views.of(state, bob).key
-    sent = [encode_submodel(context.network, size, views.of(state, one).tensors) for one in (ada, bob)]
-    assert sent[0] != sent[1]
-    expected = replication(context.network, size, "bob").down(state.shared)
-    arrays = decode_arrays(sent[1])
+    payloads = [encode_submodel(context.network, size, views.of(state, client).tensors) for client in (ada, bob)]
+    assert payloads[0] != payloads[1]
+    expected = draw_replication(context.network, size, "bob").down(state.shared)
+    arrays = decode_arrays(payloads[1])
     assert all(torch.equal(torch.from_numpy(arrays[name].copy()), tensor) for name, tensor in expected.items())
     whole = context.network.full_architecture()
     everything = Participant(client_id="ada", architecture=whole, size=whole)
@@ -144,6 +144,6 @@ def test_the_order_of_clients_with_networks_of_their_own_does_not_matter(tmp_pat
     context = make_context(Copying(), replace(MODEL, norm="batch"))
     clients, state = list_clients(context), draw_state(network_of(replace(MODEL, norm="batch")))
     there, back = (
-        play(context, state, order, tmp_path / str(place)).state for place, order in enumerate((clients, clients[::-1]))
+        play(context, state, order, tmp_path / str(index)).state for index, order in enumerate((clients, clients[::-1]))
     )
     assert have_same_bits(there.shared, back.shared)

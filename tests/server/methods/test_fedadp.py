@@ -1,4 +1,4 @@
-"""FedADP on drawn updates: its invariants P2 to P4, what a client keeps of the union, and what a larger union keeps."""
+"""FedADP on drawn updates: invariants P2 to P4, the part of the union that a client has, and growth of the union."""
 
 import math
 import random
@@ -36,44 +36,46 @@ def context_of(method: FedADP | FedAvg | None = None, model: Mlp = PLAIN) -> Run
     return make_context(FedADP() if method is None else method, model)
 
 
-def participant(context: RunContext, client: DrawnClient) -> Participant:
+def make_participant(context: RunContext, client: DrawnClient) -> Participant:
     size = context.space[client.size]
     return Participant(client_id=client.name, architecture=size, size=size)
 
 
-def received(context: RunContext, state: ModelState, client: DrawnClient) -> dict[str, Tensor]:
-    who = participant(context, client)
+def extract_received(context: RunContext, state: ModelState, client: DrawnClient) -> dict[str, Tensor]:
+    recipient = make_participant(context, client)
     return extract(
-        context.network, who.architecture, Views(context=context, samples=torch.zeros(1)).of(state, who).tensors
+        context.network,
+        recipient.architecture,
+        Views(context=context, samples=torch.zeros(1)).of(state, recipient).tensors,
     )
 
 
-def outputs(network: Network, architecture: Architecture, weights: dict[str, Tensor]) -> Tensor:
+def compute_outputs(network: Network, architecture: Architecture, weights: dict[str, Tensor]) -> Tensor:
     module = build_module(network, architecture).double()
     module.load_state_dict({name: tensor.double() for name, tensor in weights.items()})
     inputs = torch.randn(6, *network.config.input_shape, generator=torch.Generator().manual_seed(1)).double()
     return module.eval()(inputs)  # type: ignore[no-any-return]
 
 
-def far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """How far weights are from others, as a fraction of these."""
-    apart = math.fsum(float((one[name] - tensor).square().sum()) for name, tensor in other.items())
-    return math.sqrt(apart / math.fsum(float(tensor.square().sum()) for tensor in other.values()))
+def relative_distance(weights: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Return the distance of weights from a reference, relative to the norm of the reference."""
+    squares = math.fsum(float((weights[name] - tensor).square().sum()) for name, tensor in reference.items())
+    return math.sqrt(squares / math.fsum(float(tensor.square().sum()) for tensor in reference.values()))
 
 
 def test_a_client_alone_gets_back_what_it_trained_and_by_the_paper_it_does_not(tmp_path: Path) -> None:
-    """P2: down after up is the identity in the group form; as printed, most of the weights are others."""
-    ways: dict[str, float] = {}
+    """P2: down after up is the identity in the group form; as printed in the paper, most weights change."""
+    distances: dict[str, float] = {}
     merges: tuple[Literal["group", "paper"], ...] = ("group", "paper")
     for merge in merges:
         context = context_of(FedADP(merge=merge))
         client, state = DrawnClient(name="ada", size=0), draw_state(context.network)
-        before = received(context, state, client)
-        after = received(context, play(context, state, [client], tmp_path / merge).state, client)
-        trained = {name: before[name] + one for name, one in draw_change(context, client, 1).items()}
-        ways[merge] = far(after, trained)
-    assert ways["group"] < 1e-6
-    assert ways["paper"] > 0.1
+        before = extract_received(context, state, client)
+        after = extract_received(context, play(context, state, [client], tmp_path / merge).state, client)
+        trained = {name: before[name] + change for name, change in draw_change(context, client, 1).items()}
+        distances[merge] = relative_distance(after, trained)
+    assert distances["group"] < 1e-6
+    assert distances["paper"] > 0.1
 
 
 @pytest.mark.slow
@@ -84,38 +86,40 @@ def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: P
     state = draw_state(average.network)
     expected = play(average, state, whole, tmp_path / "fedavg").state.shared
     assert have_same_bits(play(context_of(), state, whole, tmp_path / "group").state.shared, expected)
-    ways = (FedADP(merge="paper"), FedADP(merge="paper", absent="identity"), FedADP(absent="identity"))
-    for place, method in enumerate(ways):
-        found = play(context_of(method), state, whole, tmp_path / str(place)).state.shared
-        assert far(dict(found), dict(expected)) < 1e-6, method
+    methods = (FedADP(merge="paper"), FedADP(merge="paper", absent="identity"), FedADP(absent="identity"))
+    for index, method in enumerate(methods):
+        shared = play(context_of(method), state, whole, tmp_path / str(index)).state.shared
+        assert relative_distance(dict(shared), dict(expected)) < 1e-6, method
 
 
 @pytest.mark.slow
 def test_a_round_that_learns_nothing_leaves_the_union_and_every_client_as_they_are(tmp_path: Path) -> None:
-    """P4: in the group form, whatever networks clients have."""
+    """P4, in the group form, for clients of any networks."""
     context = context_of()
-    clients, state = [replace(one, scale=0.0) for one in list_clients(context)], draw_state(context.network)
+    clients, state = [replace(client, scale=0.0) for client in list_clients(context)], draw_state(context.network)
     after = play(context, state, clients, tmp_path).state
     assert have_same_bits(after.shared, state.shared)
     for client in clients:
-        assert have_same_bits(received(context, after, client), received(context, state, client))
+        assert have_same_bits(extract_received(context, after, client), extract_received(context, state, client))
 
 
 def test_a_client_alone_computes_in_all_rounds_what_it_did_after_the_first(tmp_path: Path) -> None:
-    """P4 of one client without the union's architecture, whose absent layers are identities."""
+    """P4 for a client with fewer layers than the union; its absent layers are identities."""
     context = context_of(FedADP(absent="identity"))
     client, state = DrawnClient(name="ada", size=0, scale=0.0), draw_state(context.network)
-    own = outputs(context.network, context.space[0], received(context, state, client))
+    own = compute_outputs(context.network, context.space[0], extract_received(context, state, client))
     for number in (1, 2):
         state = play(context, state, [client], tmp_path / str(number), number).state
-        torch.testing.assert_close(outputs(context.network, context.space[0], received(context, state, client)), own)
+        torch.testing.assert_close(
+            compute_outputs(context.network, context.space[0], extract_received(context, state, client)), own
+        )
 
 
 def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path) -> None:
-    """As the identity, whose last layer is silent; else it stays what the others make of it."""
+    """It counts as the identity, with a last layer of zeros; otherwise the layer is left to the other clients."""
     client = DrawnClient(name="ada", size=0)
-    each: tuple[Literal["keep", "identity"], ...] = ("keep", "identity")
-    for absent in each:
+    modes: tuple[Literal["keep", "identity"], ...] = ("keep", "identity")
+    for absent in modes:
         context = context_of(FedADP(absent=absent))
         network, state = context.network, draw_state(context.network)
         after = play(context, state, [client], tmp_path / absent).state
@@ -138,21 +142,24 @@ def test_what_a_client_copies_is_drawn_once_and_survives_a_crash(tmp_path: Path)
     assert any(not torch.equal(tensor, copies[name.replace("ada", "bob")]) for name, tensor in copies.items())
     second = play(context, unpack_state(pack_state(first)), [ada], tmp_path / "2", 2).state
     assert all(torch.equal(second.kept[name], tensor) for name, tensor in copies.items())
-    # It is what is remembered that counts, not what would be drawn.
+    # The remembered copies count, not those that would be drawn now.
     turned = {name: tensor.flip(0) for name, tensor in copies.items()}
     elsewhere = replace(first, kept=turned)
-    assert far(received(context, elsewhere, ada), received(context, first, ada)) > 0.01
+    assert relative_distance(extract_received(context, elsewhere, ada), extract_received(context, first, ada)) > 0.01
 
 
 def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path) -> None:
-    """Wider and deeper; a client's network comes out of it as it was, to float32."""
+    """The union becomes wider and deeper; each client's network stays the same, to float32."""
     context = context_of()
     clients = list_clients(context)[:3]
     state = play(context, draw_state(context.network), clients, tmp_path).state
     parent = context.network
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
-    sizes = {one.architecture_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(context)}
-    how, grown = succeed_union(
+    sizes = {
+        size.architecture_id: size_in(larger, network_of(_derive_settings(parent, size)))
+        for size in _list_full_depth(context)
+    }
+    weight_map, grown = succeed_union(
         "drawn",
         Succession(
             parent=parent,
@@ -163,10 +170,10 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
             sizes=sizes,
         ),
     )
-    assert how.TYPE == "replicated"
+    assert weight_map.TYPE == "replicated"
     torch.testing.assert_close(
-        outputs(larger, larger.full_architecture(), dict(grown.shared)),
-        outputs(parent, parent.full_architecture(), dict(state.shared)),
+        compute_outputs(larger, larger.full_architecture(), dict(grown.shared)),
+        compute_outputs(parent, parent.full_architecture(), dict(state.shared)),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -174,29 +181,34 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
     assert exchange is not None
     for client in clients:
         size = context.space[client.size]
-        whole = replace(size, axes=_axes_of(parent, larger, size), network="union2")
-        who = Participant(client_id=client.name, architecture=whole, size=whole)
-        own = exchange(larger, who, grown.kept).down(grown.shared)
-        assert far(own, received(context, state, client)) < 1e-6
-        # With copies that are drawn anew, it would be another one.
-        assert far(exchange(larger, who, {}).down(grown.shared), received(context, state, client)) > 0.01
+        whole = replace(size, axes=_cut_axes(parent, larger, size), network="union2")
+        recipient = Participant(client_id=client.name, architecture=whole, size=whole)
+        own = exchange(larger, recipient, grown.kept).down(grown.shared)
+        assert relative_distance(own, extract_received(context, state, client)) < 1e-6
+        # With newly drawn copies it would be another network.
+        assert (
+            relative_distance(
+                exchange(larger, recipient, {}).down(grown.shared), extract_received(context, state, client)
+            )
+            > 0.01
+        )
 
 
-def _axes_of(parent: Network, larger: Network, size: Architecture) -> tuple[tuple[str, Prefix], ...]:
+def _cut_axes(parent: Network, larger: Network, size: Architecture) -> tuple[tuple[str, Prefix], ...]:
     sizes = parent.sizes(size)
-    kept = {name: sizes[name] for name, axis in larger.axes.items() if name in sizes and sizes[name] < axis.size}
-    return tuple((name, Prefix(size=count)) for name, count in sorted(kept.items()))
+    cut_sizes = {name: sizes[name] for name, axis in larger.axes.items() if name in sizes and sizes[name] < axis.size}
+    return tuple((name, Prefix(size=count)) for name, count in sorted(cut_sizes.items()))
 
 
-def _whole(context: RunContext) -> list[Architecture]:
+def _list_full_depth(context: RunContext) -> list[Architecture]:
     every = context.network.full_architecture().blocks
     return [size for size in context.space if size.blocks == every]
 
 
-def _settings(network: Network, size: Architecture) -> Mlp:
-    found = derive_settings(network, size)
-    assert isinstance(found, Mlp)
-    return found
+def _derive_settings(network: Network, size: Architecture) -> Mlp:
+    settings = derive_settings(network, size)
+    assert isinstance(settings, Mlp)
+    return settings
 
 
 @pytest.mark.parametrize("changes", [{"merge": "mean"}, {"absent": "zero"}])
@@ -206,20 +218,20 @@ def test_its_parameters_are_checked_where_they_are_read(changes: dict[str, str])
 
 
 def test_in_turn_clients_of_one_architecture_are_averaged_as_if_they_were_alone(tmp_path: Path) -> None:
-    """Their neurons have the same copies, so that each goes to its place; drawn for each, they mix."""
-    found = {}
+    """With cyclic copies, both clients' neurons have the same copies; with drawn ones, neurons are mixed."""
+    distances = {}
     for copies in ("cyclic", "drawn"):
         context = context_of(FedADP(copies=copies, weighting="uniform"))
         ada, bob = (DrawnClient(name=name, size=0) for name in ("ada", "bob"))
         state = draw_state(context.network)
-        before = received(context, state, ada)
-        after = received(context, play(context, state, [ada, bob], tmp_path / copies).state, ada)
+        before = extract_received(context, state, ada)
+        after = extract_received(context, play(context, state, [ada, bob], tmp_path / copies).state, ada)
         changes = [draw_change(context, client, 1) for client in (ada, bob)]
-        found[copies] = far(
-            after, {name: before[name] + (one + changes[1][name]) / 2 for name, one in changes[0].items()}
+        distances[copies] = relative_distance(
+            after, {name: before[name] + (change + changes[1][name]) / 2 for name, change in changes[0].items()}
         )
-    assert found["cyclic"] < 1e-6
-    assert found["drawn"] > 0.01
+    assert distances["cyclic"] < 1e-6
+    assert distances["drawn"] > 0.01
 
 
 def test_copies_in_turn_of_copies_in_turn_are_the_same() -> None:
@@ -230,4 +242,4 @@ def test_copies_in_turn_of_copies_in_turn_are_the_same() -> None:
     step = Replication.cycle(network, size_in(network, middle)).down(whole)
     twice = Replication.cycle(middle, size_in(middle, small)).down(step)
     once = Replication.cycle(network, size_in(network, small)).down(whole)
-    assert far(once, twice) < 1e-6
+    assert relative_distance(once, twice) < 1e-6

@@ -1,4 +1,4 @@
-"""FedorAS: what clients are sent, how operators aggregate (O1, O2), and who fine-tunes what."""
+"""FedorAS: what clients are sent, and how operators are aggregated (O1, O2)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -62,14 +62,13 @@ NETWORK = CONTEXT.network
 CHOICES = tuple(NETWORK.choices)
 
 
-# --- how operators aggregate
-# -----------------------------------------------------------------------------------------------
+# --- how operators are aggregated -------------------------------------------------------------------------------------
 
 
-def aggregated(
+def aggregate_examples(
     context: RunContext, drawn: Sequence[Counts], folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The model before and after a round in which these many examples of each client went through its operators."""
+    """Return the model before and after a round, given how many examples of each client each operator saw."""
     state, blobs, clients = draw_state(context.network), BlobStore(folder), []
     for client, counts in zip(CLIENTS, drawn, strict=True):
         examples: OperatorExamples = tuple((name, tuple(own.items())) for name, own in counts.items())
@@ -78,25 +77,27 @@ def aggregated(
         clients.append(
             replace(stored, trained=AcceptedUpdate(update=replace(stored.update, operator_examples=examples)))
         )
-    found = aggregate_clients(context, blobs, state, 1, clients, context.roles.memory.initial)
-    assert not found.refused
-    return dict(state.shared), dict(found.state.shared)
+    aggregated = aggregate_clients(context, blobs, state, 1, clients, context.roles.memory.initial)
+    assert not aggregated.refused
+    return dict(state.shared), dict(aggregated.state.shared)
 
 
 def mean_change(name: str, weights: Sequence[float]) -> Tensor:
     changes = [draw_change(CONTEXT, client, 1)[name].double() for client in CLIENTS]
     total = math.fsum(weights)
-    return sum((weight / total * one for weight, one in zip(weights, changes, strict=True)), torch.zeros(()).double())
+    return sum(
+        (weight / total * change for weight, change in zip(weights, changes, strict=True)), torch.zeros(()).double()
+    )
 
 
-def everywhere(operator: str, count: int) -> Counts:
+def count_everywhere(operator: str, count: int) -> Counts:
     return {choice: {operator: count} for choice in CHOICES}
 
 
 @pytest.mark.slow
 def test_with_one_operator_at_each_place_it_is_federated_averaging_by_examples(tmp_path: Path) -> None:
     """O1."""
-    before, after = aggregated(CONTEXT, [everywhere("conv3", count) for count in (40, 120, 80)], tmp_path)
+    before, after = aggregate_examples(CONTEXT, [count_everywhere("conv3", count) for count in (40, 120, 80)], tmp_path)
     path = NETWORK.shapes(path_architecture(NETWORK, ["conv3"] * len(CHOICES)))
     for name, tensor in after.items():
         moved = tensor.double() - before[name].double()
@@ -108,10 +109,14 @@ def test_with_one_operator_at_each_place_it_is_federated_averaging_by_examples(t
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_an_operator_that_too_few_clients_drew_stays_to_the_bit(least: int, tmp_path: Path) -> None:
-    """O2: the public code maps no searchable tensor to its operator, and never drops what one client alone trained."""
+    """O2: the public code maps no searchable tensor to its operator, and keeps what only one client trained."""
     context = context_of(min_contributors=least)
-    drawn = [everywhere("conv1", 40), {**everywhere("conv1", 60), CHOICES[0]: {"conv3": 60}}, everywhere("conv1", 80)]
-    before, after = aggregated(context, drawn, tmp_path)
+    drawn = [
+        count_everywhere("conv1", 40),
+        {**count_everywhere("conv1", 60), CHOICES[0]: {"conv3": 60}},
+        count_everywhere("conv1", 80),
+    ]
+    before, after = aggregate_examples(context, drawn, tmp_path)
     for name, tensor in after.items():
         part = NETWORK.tensors[name].part
         alone = part == f"{CHOICES[0]}.conv3"
@@ -125,16 +130,16 @@ def test_an_operator_that_too_few_clients_drew_stays_to_the_bit(least: int, tmp_
 @pytest.mark.slow
 def test_each_operator_counts_by_its_own_examples_and_what_is_always_on_by_all(tmp_path: Path) -> None:
     """Equation 5."""
-    shares = ((10, 30), (90, 30), (60, 0))
-    drawn = [{choice: {"conv1": one, "dsconv3": other} for choice in CHOICES} for one, other in shares]
-    before, after = aggregated(CONTEXT, drawn, tmp_path)
+    examples = ((10, 30), (90, 30), (60, 0))
+    drawn = [{choice: {"conv1": first, "dsconv3": second} for choice in CHOICES} for first, second in examples]
+    before, after = aggregate_examples(CONTEXT, drawn, tmp_path)
     for name, tensor in after.items():
         part = NETWORK.tensors[name].part
         moved = tensor.double() - before[name].double()
         if part is None:
-            weights: Sequence[float] = [sum(own) for own in shares]
+            weights: Sequence[float] = [sum(counts) for counts in examples]
         elif part.endswith((".conv1", ".dsconv3")):
-            weights = [own[part.endswith(".dsconv3")] for own in shares]
+            weights = [counts[part.endswith(".dsconv3")] for counts in examples]
         else:
             assert torch.equal(tensor, before[name])
             continue
@@ -143,20 +148,22 @@ def test_each_operator_counts_by_its_own_examples_and_what_is_always_on_by_all(t
 
 @pytest.mark.slow
 def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> None:
-    shares = ((10, 30), (90, 30), (60, 0))
-    drawn = [{choice: {"conv1": one, "dsconv3": other} for choice in CHOICES} for one, other in shares]
-    before, after = aggregated(context_of(aggregation="clients"), drawn, tmp_path)
+    examples = ((10, 30), (90, 30), (60, 0))
+    drawn = [{choice: {"conv1": first, "dsconv3": second} for choice in CHOICES} for first, second in examples]
+    before, after = aggregate_examples(context_of(aggregation="clients"), drawn, tmp_path)
     for name, tensor in after.items():
         moved = tensor.double() - before[name].double()
-        torch.testing.assert_close(moved, mean_change(name, [one.samples for one in CLIENTS]), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            moved, mean_change(name, [client.samples for client in CLIENTS]), atol=1e-6, rtol=1e-5
+        )
 
 
 # --- what clients are sent --------------------------------------------------------------------------------------------
 
 
-def given(context: RunContext, name: str = "ada", **budget: int) -> Assignment:
-    asked = make_assignee(context, name)
-    return context.roles.assigner.assign(replace(asked, budget=replace(asked.budget, **budget)))
+def assign(context: RunContext, name: str = "ada", **budget: int) -> Assignment:
+    assignee = make_assignee(context, name)
+    return context.roles.assigner.assign(replace(assignee, budget=replace(assignee.budget, **budget)))
 
 
 def parts_of(context: RunContext) -> Mapping[str, tuple[int, int]]:
@@ -168,57 +175,63 @@ def operator_bytes(context: RunContext, architecture: Architecture) -> int:
     return FLOAT_BYTES * sum(parts[part][0] for part in context.network.parts_of(architecture))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_a_subspace_keeps_to_its_share_and_is_another_for_each_client(share: float) -> None:
-    context = context_of(subspace=share)
-    whole, found = operator_bytes(context, NETWORK.full_architecture()), list[Architecture]()
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
+def test_a_subspace_keeps_to_its_share_and_is_another_for_each_client(fraction: float) -> None:
+    context = context_of(subspace=fraction)
+    whole, placed = operator_bytes(context, NETWORK.full_architecture()), list[Architecture]()
     for number in range(20):
-        assigned = given(context, f"client-{number}")
+        assigned = assign(context, f"client-{number}")
         assert assigned.placed is not None
         assert assigned.candidate is not None
         assert (
             assigned.candidate.architecture.architecture_id == NETWORK.full_architecture().architecture_id
-        )  # whose program chains whatever is drawn
-        assert operator_bytes(context, assigned.placed) <= share * whole
-        kept = context.network.operators_of(assigned.placed)
-        assert all("identity" in own for own in kept.values())
-        found.append(assigned.placed)
-    different = len({one.choices for one in found})
-    assert different == 1 if share == 1 else different > 10
+        )  # its program chains any drawn operators
+        assert operator_bytes(context, assigned.placed) <= fraction * whole
+        operators = context.network.operators_of(assigned.placed)
+        assert all("identity" in names for names in operators.values())
+        placed.append(assigned.placed)
+    different = len({architecture.choices for architecture in placed})
+    assert different == 1 if fraction == 1 else different > 10
 
 
 def test_the_link_has_to_have_room_for_the_subspace() -> None:
     always = FLOAT_BYTES * parts_of(CONTEXT)[""][0]
-    assigned = given(CONTEXT, uplink_bytes=always + 2000)
+    assigned = assign(CONTEXT, uplink_bytes=always + 2000)
     assert assigned.placed is not None
     assert operator_bytes(CONTEXT, assigned.placed) <= 2000
-    refused = given(CONTEXT, uplink_bytes=always - 1)
+    refused = assign(CONTEXT, uplink_bytes=always - 1)
     assert refused.candidate is None
     assert refused.reason.startswith("no subspace of the supernet fits")
 
 
 def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -> None:
     parts = parts_of(CONTEXT)
-    heaviest = max(parts[f"{CHOICES[0]}.{one}"][1] for one in NETWORK.choices[CHOICES[0]].operators)
+    heaviest = max(parts[f"{CHOICES[0]}.{operator}"][1] for operator in NETWORK.choices[CHOICES[0]].operators)
     most = parts[""][1] + heaviest - 1
     for number in range(10):
-        assigned = given(CONTEXT, f"client-{number}", forward_macs=most)
+        assigned = assign(CONTEXT, f"client-{number}", forward_macs=most)
         assert assigned.placed is not None
         assert assigned.paths is not None
         assert assigned.paths.forward_macs == min(most, find_tier(list_network_tiers(NETWORK, 4), most).high_macs)
-        kept = NETWORK.operators_of(assigned.placed)
-        assert all(parts[""][1] + parts[f"{name}.{one}"][1] <= most for name, own in kept.items() for one in own)
-    assert given(CONTEXT, forward_macs=parts[""][1] - 1).candidate is None
+        operators = NETWORK.operators_of(assigned.placed)
+        assert all(
+            parts[""][1] + parts[f"{name}.{operator}"][1] <= most
+            for name, names in operators.items()
+            for operator in names
+        )
+    assert assign(CONTEXT, forward_macs=parts[""][1] - 1).candidate is None
 
 
 def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again() -> None:
-    asked = make_assignee(CONTEXT, "ada")
-    (whole,) = asked.candidates
+    assignee = make_assignee(CONTEXT, "ada")
+    (whole,) = assignee.candidates
     written = WrittenSize(size=whole.architecture, facts=ProgramFacts(planned_peak_bytes=1, chain=chain_of(NETWORK)))
-    told = replace(asked, written={whole.architecture.architecture_id: written})
-    assert CONTEXT.roles.assigner.assign(told).candidate is not None
+    with_program = replace(assignee, written={whole.architecture.architecture_id: written})
+    assert CONTEXT.roles.assigner.assign(with_program).candidate is not None
     refused = CONTEXT.roles.assigner.assign(
-        replace(told, refused={whole.architecture.architecture_id: Obstacle(limit="runtime", why="it lacks Erf")})
+        replace(
+            with_program, refused={whole.architecture.architecture_id: Obstacle(limit="runtime", why="it lacks Erf")}
+        )
     )
     assert (refused.candidate, refused.reason) == (None, "the supernet was refused by the device: it lacks Erf")
 
@@ -227,7 +240,9 @@ def chain_of(network: Network) -> Chain:
     links = tuple(
         Link(
             name=name,
-            operators=tuple(LinkOperator(name=one, piece="", prefix=f"{name}.{one}.") for one in choice.operators),
+            operators=tuple(
+                LinkOperator(name=operator, piece="", prefix=f"{name}.{operator}.") for operator in choice.operators
+            ),
         )
         for name, choice in network.choices.items()
     )
@@ -235,7 +250,7 @@ def chain_of(network: Network) -> Chain:
 
 
 def test_without_memory_for_the_leanest_path_nothing_is_sent() -> None:
-    refused = given(CONTEXT, memory_bytes=1000)
+    refused = assign(CONTEXT, memory_bytes=1000)
     assert refused.candidate is None
     assert "1000 bytes of memory" in refused.reason
 
@@ -243,12 +258,12 @@ def test_without_memory_for_the_leanest_path_nothing_is_sent() -> None:
 def test_a_drawn_tier_is_a_clients_own_for_the_whole_run_and_bounds_its_multiplications() -> None:
     context = context_of(tiers_by="drawn", tiers=3)
     tiers = list_network_tiers(NETWORK, 3)
-    found = set()
+    seen_tiers = set()
     for number in range(30):
-        asked = make_assignee(context, f"client-{number}")
-        tier = draw_tier(asked.draw.seed, asked.draw.client_id, 3)
-        paths = context.roles.assigner.assign(asked).paths
+        assignee = make_assignee(context, f"client-{number}")
+        tier = draw_tier(assignee.draw.seed, assignee.draw.client_id, 3)
+        paths = context.roles.assigner.assign(assignee).paths
         assert paths is not None
         assert paths.forward_macs == tiers[tier - 1].high_macs
-        found.add(tier)
-    assert found == {1, 2, 3}
+        seen_tiers.add(tier)
+    assert seen_tiers == {1, 2, 3}

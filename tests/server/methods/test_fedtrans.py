@@ -31,7 +31,7 @@ from subfleet.testing.rounds import DrawnClient, draw_state, make_context, play
 from subfleet.testing.submodels import have_same_bits
 
 METHOD = FedTrans(first="configured", gamma=1, delta=1, beta=1e9)
-"""Grows whenever a loss has been told twice."""
+"""Grows as soon as a loss has been reported twice."""
 CONTEXT = make_context(METHOD)
 WHOLE = CONTEXT.network.full_architecture()
 relaxed = settings(deadline=None)
@@ -54,51 +54,52 @@ def past(network: str, loss: float) -> LastUpdate:
     )
 
 
-def closed(found: Growth, losses: Mapping[str, float], *, accuracy: float = 0.5) -> ClosedRound:
-    clients = {name: past(found.newest, loss) for name, loss in losses.items()}
-    return ClosedRound(round=1, clients=clients, observation=found, accuracy=accuracy)
+def close_round(growth: Growth, losses: Mapping[str, float], *, accuracy: float = 0.5) -> ClosedRound:
+    clients = {name: past(growth.newest, loss) for name, loss in losses.items()}
+    return ClosedRound(round=1, clients=clients, observation=growth, accuracy=accuracy)
 
 
-def trained_by(names: Mapping[str, float], lineage: Lineage) -> tuple[Participant, ...]:
+def make_participants(names: Mapping[str, float], lineage: Lineage) -> tuple[Participant, ...]:
     size = replace(WHOLE, network=lineage.id)
     return tuple(Participant(client_id=name, architecture=size, size=size) for name in names)
 
 
-def moved(state: ModelState, network_id: str, moves: Mapping[str, float]) -> ModelState:
-    """The model after a round that has moved a network's blocks by shares of their weights."""
+def move_blocks(state: ModelState, network_id: str, fractions: Mapping[str, float]) -> ModelState:
+    """Return the model after a round that has changed a network's blocks by these fractions of their weights."""
     own = state.of(network_id)
     shared = {
-        name: one * (1 + next((share for block, share in moves.items() if name.startswith(f"{block}.")), 0.0))
-        for name, one in own.shared.items()
+        name: tensor
+        * (1 + next((fraction for block, fraction in fractions.items() if name.startswith(f"{block}.")), 0.0))
+        for name, tensor in own.shared.items()
     }
     return state.with_network(network_id, replace(own, shared=shared))
 
 
-def outcome(
+def evolve_once(
     method: FedTrans,
     moves: Mapping[str, float],
     *,
     carried: bool = True,
-    told: Mapping[str, float] = LOSSES,
+    client_losses: Mapping[str, float] = LOSSES,
     **memory: Any,
 ) -> tuple[Evolution, EvolutionContext]:
     before = draw_state(CONTEXT.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
     (first,) = evolution_context(before).lineages
-    asked = evolution_context(
+    context = evolution_context(
         before,
-        after=moved(before, "", moves),
-        clients=trained_by(told, first),
-        losses=told,
+        after=move_blocks(before, "", moves),
+        clients=make_participants(client_losses, first),
+        losses=client_losses,
         carried_by=lambda lineage: ("ada",) * carried,
         memory=known,
     )
     evolve = method.roles().networks.evolve
     assert evolve is not None
-    return evolve(asked), asked
+    return evolve(context), context
 
 
-# --- what a run without growth is -------------------------------------------------------------------------------------
+# --- runs without growth ----------------------------------------------------------------------------------------------
 
 
 def test_one_network_that_never_grows_is_fedavg_to_the_bit(tmp_path: Path) -> None:
@@ -115,12 +116,12 @@ def test_one_network_that_never_grows_is_fedavg_to_the_bit(tmp_path: Path) -> No
     assert have_same_bits(states[0].shared, states[1].shared)
 
 
-# --- when, and what ---------------------------------------------------------------------------------------------------
+# --- when a network grows, and which cells ----------------------------------------------------------------------------
 
 
 @given(slope=st.floats(-1, 1), gamma=st.integers(1, 6), delta=st.integers(1, 6), more=st.integers(0, 5))
 def test_a_loss_that_falls_evenly_has_converged_to_that_degree(slope: float, gamma: int, delta: int, more: int) -> None:
-    losses = [10 - slope * place for place in range(gamma + delta + more)]
+    losses = [10 - slope * index for index in range(gamma + delta + more)]
     assert convergence(losses, gamma=gamma, delta=delta) == pytest.approx(slope, abs=1e-9)
     assert convergence(losses[: gamma + delta - 1], gamma=gamma, delta=delta) == math.inf
 
@@ -133,11 +134,11 @@ def test_the_degree_is_a_mean_over_rounds_of_falls_over_rounds() -> None:
 
 def test_activeness_is_the_share_by_which_a_cell_has_moved() -> None:
     before = draw_state(CONTEXT.network)
-    after = moved(before, "", {"section0.block1": 0.25, "section1.block0": -0.5})
-    found = activeness(CONTEXT.network, before.shared, after.shared)
-    assert found["section0.block1"] == pytest.approx(0.25, rel=1e-6)
-    assert found["section1.block0"] == pytest.approx(0.5, rel=1e-6)
-    assert found["section0.block0"] == 0.0
+    after = move_blocks(before, "", {"section0.block1": 0.25, "section1.block0": -0.5})
+    active = activeness(CONTEXT.network, before.shared, after.shared)
+    assert active["section0.block1"] == pytest.approx(0.25, rel=1e-6)
+    assert active["section1.block0"] == pytest.approx(0.5, rel=1e-6)
+    assert active["section0.block0"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -151,20 +152,22 @@ def test_activeness_is_the_share_by_which_a_cell_has_moved() -> None:
 def test_exactly_the_cells_that_move_most_are_changed(
     moves: Mapping[str, float], alpha: float, expected: set[str]
 ) -> None:
-    """T7: and the network that grows takes more to compute."""
-    answer, asked = outcome(replace(METHOD, alpha=alpha), moves)
+    """T7, and the grown network costs more to compute."""
+    answer, context = evolve_once(replace(METHOD, alpha=alpha), moves)
     (born,) = answer.born
     grown = network_of(born.config)
     cells = {cell.name: cell for cell in list_cells(CONTEXT.network)}
     longer = {name for name, axis in CONTEXT.network.axes.items() if grown.axes[name].size > axis.size}
     assert longer == {axis for name in expected for axis in cells[name].axes}
     assert {name for name in expected if name in born.reason} == expected
-    ((before, _),), ((after, _),) = (Costs(one).of([one.full_architecture()]) for one in (CONTEXT.network, grown))
+    ((before, _),), ((after, _),) = (
+        Costs(network).of([network.full_architecture()]) for network in (CONTEXT.network, grown)
+    )
     assert after > before
     assert (born.parent, born.born_round, born.id) == ("", 1, "m1")
     assert answer.observation.wide == tuple(name for name in cells if name in expected)
     assert answer.observation.newest == ""
-    assert asked.carried_by(born)
+    assert context.carried_by(born)
 
 
 def test_cells_at_random_are_as_many_others() -> None:
@@ -172,31 +175,31 @@ def test_cells_at_random_are_as_many_others() -> None:
     drawn = set()
     for number in range(12):
         before = draw_state(CONTEXT.network)
-        asked = evolution_context(
+        context = evolution_context(
             before,
             round=number,
-            after=moved(before, "", moves),
-            clients=trained_by(LOSSES, Lineage(id="", config=CONTEXT.config.model)),
+            after=move_blocks(before, "", moves),
+            clients=make_participants(LOSSES, Lineage(id="", config=CONTEXT.config.model)),
             losses=LOSSES,
             carried_by=lambda lineage: ("ada",),
             memory=FedTransMemory(losses=(2.0,)),
         )
         evolve = replace(METHOD, cells="random").roles().networks.evolve
         assert evolve is not None
-        drawn.add(evolve(asked).observation.wide)
+        drawn.add(evolve(context).observation.wide)
     assert len(drawn) > 2
     assert {len(cells) for cells in drawn} == {2}
 
 
 def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
     network, wide = CONTEXT.network, tuple[str, ...]()
-    told = []
+    changes = []
     for _ in range(4):
         change = transform_cells(network, ["section1.block1"], wide, factor=2.0, inserted=2)
         assert change is not None
-        told.append(change.words)
+        changes.append(change.words)
         network, wide = network_of(change.config), change.wide
-    assert told == ["section1.block1 wider", "section1.block1 deeper"] * 2
+    assert changes == ["section1.block1 wider", "section1.block1 deeper"] * 2
     assert network.config.depths == (2, 7)
     width = CONTEXT.network.axes["section1.block1.inner"].size
     assert network.axes["section1.block1.inner"].size == 4 * width
@@ -206,37 +209,39 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
     ("changes", "memory", "carried"),
     [
         ({"beta": -1.0}, {}, True),
-        ({"gamma": 2}, {}, True),  # not seen for long enough
+        ({"gamma": 2}, {}, True),  # too few rounds yet
         ({}, {}, False),  # nobody could train it
         ({}, {"losses": ()}, True),
     ],
 )
 def test_nothing_grows_that_should_not(changes: dict[str, Any], memory: dict[str, Any], carried: bool) -> None:
-    answer, _ = outcome(replace(METHOD, **changes), {"section0.block1": 0.1}, carried=carried, **memory)
+    answer, _ = evolve_once(replace(METHOD, **changes), {"section0.block1": 0.1}, carried=carried, **memory)
     assert not answer.born
     assert answer.observation.born == ""
 
 
 def test_the_loss_is_that_of_the_newest_networks_clients_alone() -> None:
-    """2 before and 2 now is no fall at all; that of others plays no part."""
-    assert outcome(replace(METHOD, beta=0.0, smoothing=1.0), {"section0.block1": 0.1})[0].born
-    assert not outcome(replace(METHOD, beta=0.0, smoothing=1.0), {"section0.block1": 0.1}, losses=(2.1,))[0].born
-    grown = outcome(replace(METHOD, beta=0.11, smoothing=1.0), {"section0.block1": 0.1}, losses=(2.1,))[0]
+    """A loss of 2 before and 2 now is no fall; the losses of other clients do not count."""
+    assert evolve_once(replace(METHOD, beta=0.0, smoothing=1.0), {"section0.block1": 0.1})[0].born
+    assert not evolve_once(replace(METHOD, beta=0.0, smoothing=1.0), {"section0.block1": 0.1}, losses=(2.1,))[0].born
+    grown = evolve_once(replace(METHOD, beta=0.11, smoothing=1.0), {"section0.block1": 0.1}, losses=(2.1,))[0]
     assert grown.born
     half = replace(METHOD, beta=0.051, smoothing=0.5)
-    assert outcome(half, {"section0.block1": 0.1}, losses=(2.1,))[0].born, "the moving loss falls by half of that"
+    assert evolve_once(half, {"section0.block1": 0.1}, losses=(2.1,))[0].born, "the moving loss falls by half of that"
 
 
-def test_a_claim_that_no_loss_can_be_tells_of_no_fall() -> None:
+def test_a_claim_that_cannot_be_a_loss_counts_as_no_fall() -> None:
     method = replace(METHOD, beta=1.0, smoothing=1.0)
     liar = {"ada": 2.0, "bob": 2.0, "eve": -1e30}
-    assert outcome(method, {"section0.block1": 0.1}, told=liar)[0].born, "2 before, and at least 4 thirds now"
+    assert evolve_once(method, {"section0.block1": 0.1}, client_losses=liar)[0].born, (
+        "2 before, and at least 4 thirds now"
+    )
 
 
 def test_without_warm_up_weights_are_drawn() -> None:
-    (born,) = outcome(replace(METHOD, warm_up=False), {"section0.block1": 0.1})[0].born
+    (born,) = evolve_once(replace(METHOD, warm_up=False), {"section0.block1": 0.1})[0].born
     assert born.map == Drawn()
-    (noisy,) = outcome(replace(METHOD, noise=0.3), {"section0.block1": 0.1})[0].born
+    (noisy,) = evolve_once(replace(METHOD, noise=0.3), {"section0.block1": 0.1})[0].born
     assert isinstance(noisy.map, Replicated)
     assert noisy.map.noise == 0.3
 
@@ -266,18 +271,18 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         FedTrans(**wrong)
 
 
-# --- what the paper prints --------------------------------------------------------------------------------------------
+# --- as the paper is printed ------------------------------------------------------------------------------------------
 
 
-def test_to_the_letter_a_networks_first_losses_decide_for_ever() -> None:
-    """Equation 1 as printed: what fell at first and has come to rest since never grows, and the other way round."""
+def test_as_printed_a_networks_first_losses_decide_permanently() -> None:
+    """Equation 1 as printed: a loss that fell only at first keeps a network from growing, a later fall does not."""
     moves = {"section0.block1": 0.2}
     rested, falling = (9.0, 6.0, 3.0, 1.0, 1.0, 1.0), (3.0, 3.0, 3.0, 3.0, 2.0, 1.0)
     grew = {}
     for slopes in ("latest", "first"):
         method = replace(METHOD, gamma=2, delta=1, beta=0.2, smoothing=1.0, slopes=slopes)
         for name, losses in (("rested", rested), ("falling", falling)):
-            answer, _ = outcome(method, moves, told=dict.fromkeys(LOSSES, losses[-1]), losses=losses[:-1])
+            answer, _ = evolve_once(method, moves, client_losses=dict.fromkeys(LOSSES, losses[-1]), losses=losses[:-1])
             grew[slopes, name] = bool(answer.born)
     assert grew == {
         ("latest", "rested"): True,
@@ -288,28 +293,29 @@ def test_to_the_letter_a_networks_first_losses_decide_for_ever() -> None:
 
 
 def test_as_printed_a_widened_cells_own_columns_are_divided() -> None:
-    """The networks are the same, and so are their copies; what computes them is divided, and what reads them is not."""
+    """The networks and the copied units are the same, but the weights that compute the copies are divided, not those
+    that read them."""
     weights = draw_state(CONTEXT.network).shared
-    answer, _ = outcome(replace(METHOD, divided="compute", shares="equal"), {"section0.block1": 0.2})
+    answer, _ = evolve_once(replace(METHOD, divided="compute", shares="equal"), {"section0.block1": 0.2})
     (born,) = answer.born
     assert isinstance(born.map, Replicated)
     assert born.map.divided == "compute"
     network, sources = network_of(born.config), dict(born.map.sources)
-    found = {
-        divided: inherit(how, network, CONTEXT.network, weights, seed=1)
-        for divided, how in (("read", replace(born.map, divided="read")), ("compute", born.map))
+    inherited = {
+        divided: inherit(replication, network, CONTEXT.network, weights, seed=1)
+        for divided, replication in (("read", replace(born.map, divided="read")), ("compute", born.map))
     }
     (axis,) = sources
     counts = torch.bincount(torch.tensor(sources[axis]))[torch.tensor(sources[axis])]
     assert counts.max() > 1
     touched = 0
     for name, decl in network.tensors.items():
-        one, other = found["read"][name], found["compute"][name]
+        read, computed = inherited["read"][name], inherited["compute"][name]
         if decl.role not in ("weight", "residual") or axis not in decl.axes:
-            assert torch.equal(one, other), name
+            assert torch.equal(read, computed), name
             continue
         computes = decl.axes[0] == axis
-        along = (counts[:, None] if computes else counts[None, :]).float()
-        torch.testing.assert_close(other, one / along if computes else one * along)
+        copies = (counts[:, None] if computes else counts[None, :]).float()
+        torch.testing.assert_close(computed, read / copies if computes else read * copies)
         touched += 1
     assert touched > 1

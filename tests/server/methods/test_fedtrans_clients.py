@@ -1,4 +1,4 @@
-"""FedTrans: which network a client draws, evaluates and begins with, and when a run is over."""
+"""FedTrans: which network a client draws, evaluates and begins with, and when a run ends."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, context_of, measuring, perform_searches, prepared, telemetry
-from server.methods.test_fedtrans import CONTEXT, LOSSES, METHOD, WHOLE, closed, outcome, relaxed
+from server.methods.test_fedtrans import CONTEXT, LOSSES, METHOD, WHOLE, close_round, evolve_once, relaxed
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import network_of
@@ -24,23 +24,23 @@ from subfleet.rounds.coordinator import step
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
 from subfleet.testing.rounds import make_assignee
 
-# --- who draws what ---------------------------------------------------------------------------------------------------
+# --- which network a client draws -------------------------------------------------------------------------------------
 
 
 @cache
 def lineages() -> tuple[Lineage, ...]:
-    (born,) = outcome(METHOD, {"section0.block1": 0.1})[0].born
+    (born,) = evolve_once(METHOD, {"section0.block1": 0.1})[0].born
     return (Lineage(id="", config=CONTEXT.config.model), born)
 
 
-def question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
-    declared = [CONTEXT.declared(one) for one in lineages()]
-    asked = make_assignee(CONTEXT, name, round_number=number)
-    sizes = {one.network.id: one.space[-1] for one in declared}
+def make_question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
+    declared = [CONTEXT.get_declared(lineage) for lineage in lineages()]
+    context = make_assignee(CONTEXT, name, round_number=number)
+    sizes = {entry.network.id: entry.space[-1] for entry in declared}
     return replace(
-        asked,
-        networks={one.network.id: one.network for one in declared},
-        candidates=tuple(candidate for one in declared for candidate in one.candidates),
+        context,
+        networks={entry.network.id: entry.network for entry in declared},
+        candidates=tuple(candidate for entry in declared for candidate in entry.candidates),
         written={
             sizes[name].architecture_id: WrittenSize(size=sizes[name], facts=ProgramFacts(planned_peak_bytes=0))
             for name in written
@@ -52,48 +52,50 @@ def test_networks_are_drawn_by_their_utilities_among_those_that_are_written() ->
     memory = FedTransMemory(utilities={"ada": {"": 1.0, "m1": 1.0 + math.log(3)}})
     counts = dict.fromkeys(("", "m1"), 0)
     for number in range(800):
-        asked = question("ada", number, written=("", "m1"))
-        network_id, wanted = assigned(replace(asked, draw=replace(asked.draw, memory=memory)))
-        assert wanted is None
+        context = make_question("ada", number, written=("", "m1"))
+        network_id, requested = assign(replace(context, draw=replace(context.draw, memory=memory)))
+        assert requested is None
         counts[network_id] += 1
     assert counts["m1"] / 800 == pytest.approx(0.75, abs=0.05)
     for number in range(20):
-        asked = question("ada", number, written=("",))
-        expected = RequestedProgram(program=SizedProgram(size=question_size(asked, "m1"), target="onnx"), lost=1.0)
-        assert assigned(asked) == ("", expected), "no round waits for a program"
-    assert assigned(question("ada", 1, written=()))[0] == ""
+        context = make_question("ada", number, written=("",))
+        expected = RequestedProgram(program=SizedProgram(size=find_size(context, "m1"), target="onnx"), lost=1.0)
+        assert assign(context) == ("", expected), "no round waits for a program"
+    assert assign(make_question("ada", 1, written=()))[0] == ""
 
 
-def assigned(asked: AssignmentContext) -> tuple[str, RequestedProgram | None]:
-    found = METHOD.roles().assigner.assign(asked)
-    assert found.candidate is not None
-    return found.candidate.architecture.network, found.requested
+def assign(context: AssignmentContext) -> tuple[str, RequestedProgram | None]:
+    assignment = METHOD.roles().assigner.assign(context)
+    assert assignment.candidate is not None
+    return assignment.candidate.architecture.network, assignment.requested
 
 
-def question_size(asked: AssignmentContext, network_id: str) -> Architecture:
-    (found,) = (one.architecture for one in asked.candidates if one.architecture.network == network_id)
-    return found
+def find_size(context: AssignmentContext, network_id: str) -> Architecture:
+    (architecture,) = (
+        candidate.architecture for candidate in context.candidates if candidate.architecture.network == network_id
+    )
+    return architecture
 
 
 @relaxed
 @given(memory_bytes=st.integers(0, 3 * 10**6), macs=st.none() | st.integers(0, 4000), number=st.integers(1, 99))
 def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | None, number: int) -> None:
-    """T3, by what is measured; with "macs" by compute alone."""
-    asked = question("ada", number, written=("", "m1"))
-    budget = replace(asked.budget, memory_bytes=memory_bytes, forward_macs=macs)
-    asked = replace(asked, budget=budget)
-    found = METHOD.roles().assigner.assign(asked).candidate
-    allowed = [one for one in asked.candidates if asked.allows(one)]
-    assert found in allowed if allowed else found is None
-    by_macs = replace(METHOD, compatible="macs").roles().assigner.assign(asked).candidate
-    within = [one for one in asked.candidates if macs is None or one.forward_macs <= macs]
+    """T3 with measured costs; with "macs", compute alone."""
+    context = make_question("ada", number, written=("", "m1"))
+    budget = replace(context.budget, memory_bytes=memory_bytes, forward_macs=macs)
+    context = replace(context, budget=budget)
+    candidate = METHOD.roles().assigner.assign(context).candidate
+    allowed = [option for option in context.candidates if context.allows(option)]
+    assert candidate in allowed if allowed else candidate is None
+    by_macs = replace(METHOD, compatible="macs").roles().assigner.assign(context).candidate
+    within = [option for option in context.candidates if macs is None or option.forward_macs <= macs]
     assert by_macs in within if within else by_macs is None
 
 
 def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {one.id: CONTEXT.declared(one).network for one in lineages()}
+    networks = {lineage.id: CONTEXT.get_declared(lineage).network for lineage in lineages()}
     client = Participant(client_id="ada", architecture=WHOLE, size=WHOLE)
     for utilities, ready, expected in (
         ({"": 1.0, "m1": 2.0}, ("", "m1"), "m1"),
@@ -103,8 +105,8 @@ def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     ):
         memory = FedTransMemory(utilities={"ada": utilities})
         sizes = [networks[name].full_architecture() for name in ready]
-        asked = StandingContext(seed=0, client=client, networks=networks, ready=sizes.__contains__, memory=memory)
-        assert standing(asked) == networks[expected].full_architecture()
+        context = StandingContext(seed=0, client=client, networks=networks, ready=sizes.__contains__, memory=memory)
+        assert standing(context) == networks[expected].full_architecture()
 
 
 # --- beginning and end ------------------------------------------------------------------------------------------------
@@ -118,39 +120,41 @@ def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
     begin = FedTrans().roles().networks.begin
     assert begin is not None
 
-    def carried(most: int) -> tuple[Lineage, ...]:
-        def by(lineage: Lineage) -> tuple[str, ...]:
+    def begin_with(limit: int) -> tuple[Lineage, ...]:
+        def carried_by(lineage: Lineage) -> tuple[str, ...]:
             network = network_of(lineage.config)
             size = sum(math.prod(decl.shape) for decl in network.tensors.values())
-            return ("ada", "bob") if size <= most else ("ada",)
+            return ("ada", "bob") if size <= limit else ("ada",)
 
         return begin(
-            BeginContext(network=CONTEXT.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=by)
+            BeginContext(network=CONTEXT.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=carried_by)
         )
 
-    assert carried(10**9) == (), "the whole of it"
-    (half,) = carried(700)
+    assert begin_with(10**9) == (), "the whole of it"
+    (half,) = begin_with(700)
     assert shapes(half) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.5,))[0])
-    (none,) = carried(1)
-    assert shapes(none) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.25,))[0])
+    (quarter,) = begin_with(1)
+    assert shapes(quarter) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.25,))[0])
 
 
-def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() -> None:
-    """Nobody could be given that, and a client that is weaker than all before is there when it is tried again."""
+def test_a_failed_attempt_leaves_nothing_of_the_configured_network() -> None:
+    """No client could carry it, and in the next attempt one client is weaker than before."""
     context = context_of(method=FedTrans(first="weakest"))
     state = measuring(context)
-    for turn, budgets in enumerate(((10**9, 10**9, 10**9), (10, 10**9, 10**9))):
+    for attempt, budgets in enumerate(((10**9, 10**9, 10**9), (10, 10**9, 10**9))):
         for name, memory_bytes in zip(CLIENTS, budgets, strict=True):
-            message = telemetry(context, name, memory_bytes=memory_bytes, attempt=turn)
+            message = telemetry(context, name, memory_bytes=memory_bytes, attempt=attempt)
             state, actions = step(context, state, message, 2.0)
             state, _ = perform_searches(context, state, actions, 2.0)
         assert state.phase == "train"
-        if not turn:
+        if not attempt:
             for name in CLIENTS:
                 state, _ = step(context, state, prepared(context, state, name, planned_peak_bytes=10**10), 2.0)
-            assert [one.program.size.network for one in state.written.values()] == [""], "it is known to be too large"
+            assert [program.program.size.network for program in state.written.values()] == [""], (
+                "it is known to be too large"
+            )
             assert (state.phase, state.failed_attempts.count) == ("measure", 1)
-    assert [(one.id, one.living) for one in state.lineages] == [("", False), ("m0", True)]
+    assert [(program.id, program.living) for program in state.lineages] == [("", False), ("m0", True)]
     assert not state.written
     assert {client.size.network for client in state.clients.values() if client.size is not None} == {"m0"}
 
@@ -160,9 +164,11 @@ def test_a_run_ends_where_accuracy_gains_too_little() -> None:
     assert roles.memory.remember is not None
     memory, ended = FedTransMemory(), []
     for accuracy in (0.1, 0.5, 0.6, 0.605, 0.6, 0.608, 0.6):
-        memory = roles.memory.remember(memory, closed(Growth(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy))
+        memory = roles.memory.remember(
+            memory, close_round(Growth(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy)
+        )
         ended.append(roles.memory.stop(memory))
-    assert [bool(one) for one in ended] == [False, False, False, False, False, True, True]
+    assert [bool(reason) for reason in ended] == [False, False, False, False, False, True, True]
     assert ended[5] == "its accuracy has gained 0.0080 in 3 rounds, which is less than 0.01"
     never = replace(METHOD, stop_rounds=0).roles()
     assert never.memory.stop(memory) == ""
@@ -170,7 +176,7 @@ def test_a_run_ends_where_accuracy_gains_too_little() -> None:
 
 @pytest.mark.slow
 def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_killed(tmp_path: Path) -> None:
-    """Fake devices, whose tasks tell which network they trained."""
+    """Fake devices record which network they trained."""
     method = replace(METHOD, first="weakest", stop_rounds=0, noise=0.1)
     results = []
     for kills in (0, 5):
@@ -182,9 +188,9 @@ def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_k
             if kills and turn % kills == 0:
                 world.kill_server()
         assert world.server.finished
-        found = world.server.result()
-        trained = [sorted(row.architecture.split()[0] for row in record.clients) for record in found.rounds]
-        results.append((world.model_bytes(), world.server.state.memory, found.networks, trained))
+        result = world.server.result()
+        trained = [sorted(row.architecture.split()[0] for row in record.clients) for record in result.rounds]
+        results.append((world.model_bytes(), world.server.state.memory, result.networks, trained))
     assert results[0] == results[1]
     _, _, lines, trained = results[0]
     assert len(lines) >= 3
@@ -195,20 +201,20 @@ def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_k
 def test_one_of_many_that_claims_to_have_nothing_does_not_keep_the_first_model_small(
     count: int, without: int, alone: bool
 ) -> None:
-    """Of ten clients one is left behind; of fewer, the first model is one that each can carry, as is the paper's."""
-    names = tuple(f"c{place:02d}" for place in range(count))
-    network, asked = CONTEXT.network, list[Lineage]()
+    """One in ten clients may be left behind; with fewer clients, each can carry the first model, as in the paper."""
+    names = tuple(f"c{index:02d}" for index in range(count))
+    network, tried = CONTEXT.network, list[Lineage]()
 
     def carried_by(lineage: Lineage) -> tuple[str, ...]:
-        asked.append(lineage)
-        return names[without:] if len(asked) < 3 else names
+        tried.append(lineage)
+        return names[without:] if len(tried) < 3 else names
 
-    def found(method: FedTrans) -> int:
-        asked.clear()
+    def count_tried(method: FedTrans) -> int:
+        tried.clear()
         begin = method.roles().networks.begin
         assert begin is not None
         begin(BeginContext(network=network, rates=(0.25, 0.5, 1.0), clients=names, carried_by=carried_by))
-        return len(asked)
+        return len(tried)
 
-    assert found(FedTrans()) == (3 if alone else 1)
-    assert found(FedTrans(left_behind=0.0)) == 3
+    assert count_tried(FedTrans()) == (3 if alone else 1)
+    assert count_tried(FedTrans(left_behind=0.0)) == 3

@@ -1,4 +1,4 @@
-"""FedTrans: which network suits a client, as far as losses tell."""
+"""FedTrans: the utility of each network for a client, estimated from losses."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from server.methods.test_fedtrans import LOSSES, METHOD, closed, past, relaxed
+from server.methods.test_fedtrans import LOSSES, METHOD, close_round, past, relaxed
 
 from subfleet.methods.fedtrans import FedTransMemory, Growth
 from subfleet.methods.growth import clip_losses, convergence, inherit_utilities, odds, similarity, update_utilities
@@ -19,10 +19,10 @@ from subfleet.protocol.limits import MAX_LOSS
 @given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=9))
 def test_chances_are_a_softmax(values: list[float]) -> None:
     """T6."""
-    found = odds(values)
-    assert math.fsum(found) == pytest.approx(1)
-    assert all(one > 0 for one in found)
-    torch.testing.assert_close(torch.tensor(found), torch.softmax(torch.tensor(values), 0))
+    chances = odds(values)
+    assert math.fsum(chances) == pytest.approx(1)
+    assert all(chance > 0 for chance in chances)
+    torch.testing.assert_close(torch.tensor(chances), torch.softmax(torch.tensor(values), 0))
 
 
 @given(
@@ -33,8 +33,8 @@ def test_chances_are_a_softmax(values: list[float]) -> None:
 def test_a_utility_falls_exactly_where_the_loss_is_above_the_mean(
     losses: dict[str, float], parts: list[int], data: st.DataObject
 ) -> None:
-    """T6, and equation 4: what is alike falls with it, by its share."""
-    parameters = {f"m{place}": count for place, count in enumerate(sorted(parts))}
+    """T6 and equation 4: the utilities of similar networks fall with it, in proportion to their similarity."""
+    parameters = {f"m{index}": count for index, count in enumerate(sorted(parts))}
     assigned = {name: data.draw(st.sampled_from(sorted(parameters))) for name in losses}
     clients = {name: past(assigned[name], loss) for name, loss in losses.items()}
     after = update_utilities({}, clients, parameters)
@@ -62,29 +62,31 @@ def test_utilities_stay_within_bounds() -> None:
 
 @given(losses=st.lists(st.floats(1.0, 10.0), min_size=2, max_size=9), claim=st.floats(-MAX_LOSS / 2, MAX_LOSS / 2))
 def test_whatever_one_client_claims_of_its_loss_moves_little(losses: list[float], claim: float) -> None:
-    """Honest losses count as they are. With a claim no loss is below 0, or above ten times the median."""
-    honest = {str(place): loss for place, loss in enumerate(losses)}
+    """Honest losses are unchanged; with a false claim, no loss is below 0 or above ten times the median."""
+    honest = {str(index): loss for index, loss in enumerate(losses)}
     assert clip_losses(honest) == honest
-    told = clip_losses({**honest, "eve": claim})
-    assert told.keys() == {*honest, "eve"}
-    assert all(0 <= told[name] <= 10 * max(losses) for name in told)
-    assert all(told[name] <= loss for name, loss in honest.items())
+    clipped = clip_losses({**honest, "eve": claim})
+    assert clipped.keys() == {*honest, "eve"}
+    assert all(0 <= clipped[name] <= 10 * max(losses) for name in clipped)
+    assert all(clipped[name] <= loss for name, loss in honest.items())
     memory, remember = FedTransMemory(), METHOD.roles().memory.remember
     assert remember is not None
-    after: FedTransMemory = remember(memory, closed(Growth(parameters={"": 3}, newest=""), {**honest, "eve": claim}))
+    after: FedTransMemory = remember(
+        memory, close_round(Growth(parameters={"": 3}, newest=""), {**honest, "eve": claim})
+    )
     assert after.losses[-1] <= 10 * max(losses)
     assert all(abs(own[""]) <= 10 for own in after.utilities.values())
 
 
 def test_a_client_that_claims_a_huge_loss_once_does_not_end_growth() -> None:
-    """The moving loss forgets it in the rounds that are looked at."""
+    """The moving loss forgets it within the rounds considered."""
     method = replace(METHOD, gamma=10, delta=5, beta=0.003, smoothing=0.2)
     remember = method.roles().memory.remember
     assert remember is not None
     memory = FedTransMemory()
     for number in range(40):
-        told = {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "eve": 1e38 if number == 8 else 1.0}
-        memory = remember(memory, closed(Growth(parameters={"": 3}, newest=""), told))
+        losses = {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "eve": 1e38 if number == 8 else 1.0}
+        memory = remember(memory, close_round(Growth(parameters={"": 3}, newest=""), losses))
     assert convergence(memory.losses, gamma=10, delta=5) <= 0.003
 
 
@@ -94,8 +96,8 @@ def test_a_network_that_appears_has_what_its_parent_had() -> None:
     assert remember is not None
     memory = FedTransMemory(utilities={"zoe": {"": 4.0}}, losses=(1.0,))
     grown = Growth(parameters={"": 3}, newest="", born="m1", wide=("section0.block0",))
-    after: FedTransMemory = remember(memory, closed(grown, LOSSES))
+    after: FedTransMemory = remember(memory, close_round(grown, LOSSES))
     assert after.utilities["zoe"] == {"": 4.0, "m1": 4.0}
     assert after.utilities["ada"] == {"": pytest.approx(1.0), "m1": pytest.approx(1.0)}
     assert (after.losses, after.wide) == ((), ("section0.block0",)), "the newest is another one now"
-    assert remember(memory, replace(closed(grown, LOSSES), observation=None)) == memory
+    assert remember(memory, replace(close_round(grown, LOSSES), observation=None)) == memory

@@ -1,4 +1,4 @@
-"""Sizes that devices keep in all rounds: by what their logs have room for."""
+"""Sizes that clients keep in all rounds, chosen by the room in their memory logs."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from subfleet.methods.standalone import Standalone
 from subfleet.protocol.readings import Budget
 from subfleet.testing.rounds import make_assignee, make_context
 
-FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda one: one.TYPE)
+FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda method: method.TYPE)
 
 
 @FIXED
@@ -19,22 +19,22 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
     context = make_context(method)
     assign, needs = (
         context.roles.assigner.assign,
-        [one.training_memory_bytes["onnx"] for one in context.first.candidates],
+        [candidate.training_memory_bytes["onnx"] for candidate in context.first.candidates],
     )
     middle = Budget(memory_bytes=sorted(needs)[len(needs) // 2])
-    kept = assign(make_assignee(context, "a", memory_bytes=middle.memory_bytes)).candidate
-    assert kept is not None
-    assert kept != context.first.candidates[-1]
-    # A rich moment gives no more than that, and a poor one no less: it is skipped, and has the same size later.
+    middle_size = assign(make_assignee(context, "a", memory_bytes=middle.memory_bytes)).candidate
+    assert middle_size is not None
+    assert middle_size != context.first.candidates[-1]
+    # More memory gives no larger size; with less, the client is skipped and keeps its size for later.
     rich = replace(make_assignee(context, "a"), lasting=middle)
     poor = replace(make_assignee(context, "a", memory_bytes=needs[0]), lasting=middle)
-    assert assign(rich).candidate == kept
-    assert (assign(poor).candidate, assign(poor).only) == (None, kept)
+    assert assign(rich).candidate == middle_size
+    assert (assign(poor).candidate, assign(poor).only) == (None, middle_size)
     assert "the size that its log has room for" in assign(poor).reason
-    # Whose log has room for nothing has the smallest, whenever that fits.
+    # A client whose log has room for nothing gets the smallest size, whenever that fits.
     bare = Budget(memory_bytes=0)
     assert assign(replace(rich, lasting=bare)).candidate == context.first.candidates[0]
-    # What it has is kept, whatever it says of its log later; without a log it is the first reading's.
+    # A client keeps its size whatever its log says later; without a log, the first reading decides.
     assert (
         assign(replace(rich, previous=context.first.candidates[0].architecture)).candidate
         == context.first.candidates[0]
@@ -74,5 +74,5 @@ def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
     lasting = Budget(memory_bytes=middle.training_memory_bytes["onnx"])
     proposed = propose(replace(make_assignee(context, "a"), lasting=lasting))
     assert len(proposed) > 1
-    assert all(one.training_memory_bytes["onnx"] <= lasting.memory_bytes for one in proposed)
+    assert all(candidate.training_memory_bytes["onnx"] <= lasting.memory_bytes for candidate in proposed)
     assert context.first.candidates[-1] in propose(make_assignee(context, "a"))

@@ -1,4 +1,4 @@
-"""Methods on a chain whose layers have widths of their own: whatever they give is a submodel of it."""
+"""Methods on a chain with a separate width for each layer: all sizes that they assign are its submodels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ MODEL = Vgg(
     input_shape=(1, 4, 4), class_count=4, widths=(4, 2), depths=(3, 2), group_size=2, layer_widths=(6, 8, 4, 6, 2)
 )
 METHODS = {**QUICK, "fedfa": FedFA(grafting=False), "fedfa of widths": FedFA(depth=False)}
-"""Every method, but what copies blocks that are none of each other's."""
+"""Every method, except for FedFA's grafting, which copies blocks between layers of different widths."""
 
 
 @pytest.mark.slow

@@ -18,17 +18,17 @@ from subfleet.testing.submodels import have_same_bits
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def _script() -> ModuleType:
-    """What writes a method's section."""
-    architecture = importlib.util.spec_from_file_location("method_section", ROOT / "scripts" / "method_section.py")
-    assert architecture is not None
-    assert architecture.loader is not None
-    module = importlib.util.module_from_spec(architecture)
-    architecture.loader.exec_module(module)
+def _load_script() -> ModuleType:
+    """Load the script that writes a method's section."""
+    module_spec = importlib.util.spec_from_file_location("method_section", ROOT / "scripts" / "method_section.py")
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     return module
 
 
-SCRIPT = _script()
+SCRIPT = _load_script()
 PAGE = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
 METHOD_SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
@@ -64,7 +64,7 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
 def test_the_script_writes_what_a_section_needs() -> None:
     row, section = SCRIPT.build_overview_row(METHODS["fluid"]), SCRIPT.build_section(METHODS["fluid"])
     assert row == "| [`fluid`](#fluid) | ... | width |"
-    for line in section.splitlines():  # meanings and what it does are written by hand
+    for line in section.splitlines():  # meanings and descriptions are written by hand
         assert line.rpartition(" | ")[0].removesuffix("...") in PAGE, line
 
 
@@ -86,9 +86,9 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     assert isinstance(kind, type)
     context = make_context(kind())
     drawn = {
-        found.architecture.architecture_id
+        candidate.architecture.architecture_id
         for number in range(80)
-        if (found := context.roles.assigner.assign(make_assignee(context, "a", round_number=number)).candidate)
+        if (candidate := context.roles.assigner.assign(make_assignee(context, "a", round_number=number)).candidate)
         is not None
     }
     assert drawn == {size.architecture_id for size in context.space}

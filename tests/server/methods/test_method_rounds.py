@@ -1,4 +1,4 @@
-"""What every method promises of a round."""
+"""Properties of a round with every method."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +22,14 @@ from subfleet.testing.rounds import (
 from subfleet.testing.submodels import have_same_bits
 
 SHARED = {"heterofl", "fedavg", "fedprox", "fjord", "fedrolex", "federated_dropout"}
-"""Methods that keep one model for all and change nothing but by their clients' updates."""
+"""Methods that keep one shared model and change it by their clients' updates alone."""
 
 
 class TestEveryMethod(MethodContract):
-    """The contract that methods of other packages are tried by."""
+    """The contract that methods in other packages are tested with, too."""
 
     @pytest.fixture(params=QUICK, autouse=True)
-    def _one(self, request: pytest.FixtureRequest) -> None:
+    def _set_method(self, request: pytest.FixtureRequest) -> None:
         self.method = QUICK[request.param]
 
     @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a method says of itself follows from its parameters and the run's setting."""
+"""The status of a method follows from its parameters and the run's setting."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
 
 
 @pytest.mark.parametrize(
-    ("method", "setting", "told"),
+    ("method", "setting", "departure"),
     [
         (HeteroFL(depth=True), Setting(), "submodels also leave out blocks"),
         (HeteroFL(class_mask=False), Setting(), "outputs of classes that a client lacks"),
@@ -103,8 +103,8 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
         (FjORD(), Setting(techniques=Techniques(norms="bank")), "separate for each width"),
     ],
 )
-def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting, told: str) -> None:
-    assert told in join_departures(list_departures(method, setting))
+def test_a_departure_from_the_paper_is_described(method: AnyMethod, setting: Setting, departure: str) -> None:
+    assert departure in join_departures(list_departures(method, setting))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, settin
 
 
 @pytest.mark.parametrize(
-    ("method", "replaced", "told"),
+    ("method", "replaced", "departure"),
     [
         (
             FedAvg(),
@@ -153,10 +153,12 @@ def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, settin
         (FedAvg(), {"model": replace(MODEL, norm="none"), "norms": "bank"}, "exact"),
     ],
 )
-def test_a_run_is_exact_only_where_it_replaces_nothing(method: AnyMethod, replaced: dict[str, Any], told: str) -> None:
-    said = describe_status(method, make_config(method, **replaced).setting)
+def test_a_run_is_exact_only_where_it_replaces_nothing(
+    method: AnyMethod, replaced: dict[str, Any], departure: str
+) -> None:
+    status = describe_status(method, make_config(method, **replaced).setting)
     own = list_departures(method, Setting())
-    assert said == join_departures((*own, *([] if told == "exact" else [told])))
+    assert status == join_departures((*own, *([] if departure == "exact" else [departure])))
 
 
 def test_everything_that_a_run_replaces_is_told_once() -> None:
@@ -165,8 +167,8 @@ def test_everything_that_a_run_replaces_is_told_once() -> None:
         "server_optimiser": YogiStep(),
         "distillation": DistillationSettings(),
     }
-    told = describe_status(FedAvg(), make_config(FedAvg(), **replaced).setting)
-    assert [words.rpartition("(")[2] for words in told.split("; ")] == [
+    status = describe_status(FedAvg(), make_config(FedAvg(), **replaced).setting)
+    assert [words.rpartition("(")[2] for words in status.split("; ")] == [
         "robust_aggregation)",
         "server_optimiser)",
         "distillation)",
@@ -187,8 +189,8 @@ def test_what_a_method_judges_itself_is_not_told_twice() -> None:
 def test_a_configuration_tells_its_setting() -> None:
     assert make_config(HeteroFL()).setting == Setting()
     model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
-    told = make_config(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
-    assert told == Setting(
+    setting = make_config(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
+    assert setting == Setting(
         norm="batch",
         learnable_steps=True,
         scaler=True,
@@ -204,8 +206,8 @@ def test_defaults_are_those_of_the_papers_where_these_work() -> None:
     assert context.training(1).objective.class_mask
 
 
-def _others(kind: type[AnyMethod], name: str, published: Any) -> list[Any]:
-    """Values of a parameter that are not the paper's: all others of a closed set, and numbers next to it."""
+def _other_values(kind: type[AnyMethod], name: str, published: Any) -> list[Any]:
+    """Return values of a parameter that differ from the paper's: the rest of a closed set, or a nearby number."""
     *path, last = name.split(".")
     owner: Any = kind
     for part in path:
@@ -224,9 +226,9 @@ def _others(kind: type[AnyMethod], name: str, published: Any) -> list[Any]:
     return []
 
 
-def _with(method: Any, name: str, value: Any) -> Any:
+def _replace_nested(method: Any, name: str, value: Any) -> Any:
     first, _, rest = name.partition(".")
-    return replace(method, **{first: _with(getattr(method, first), rest, value) if rest else value})
+    return replace(method, **{first: _replace_nested(getattr(method, first), rest, value) if rest else value})
 
 
 PARAMETERS = [
@@ -268,48 +270,48 @@ def test_every_parameter_states_what_the_paper_has_unless_the_paper_leaves_it_op
     paths = list_parameters(METHODS[name])
     assert {path for path, published in paths.items() if published is None} == set(OPEN.get(name, ()))
     for path in paths:
-        attrgetter(path)(METHODS[name]())  # it is one
+        attrgetter(path)(METHODS[name]())  # it exists
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "one"),
+    ("name", "path", "entry"),
     PARAMETERS,
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda entry: entry if isinstance(entry, str) else "",
 )
-def test_a_parameter_that_is_not_as_in_the_paper_is_a_departure(name: str, path: str, one: Published) -> None:
-    """Of the default, and of all other values that there are but those that the table gives to the paper."""
+def test_a_parameter_that_is_not_as_in_the_paper_is_a_departure(name: str, path: str, entry: Published) -> None:
+    """This holds for the default and for all other values, except those that the table also gives to the paper."""
     default = METHODS[name]()
     value = attrgetter(path)(default)
-    if value != one.value and one.matters(default):
-        assert _tells(default, path, value, one), f"{path} = {value!r} is no departure from {one.value!r}"
-    for other in _others(METHODS[name], path, one.value):
-        if isinstance(one.otherwise, Mapping) and other not in one.otherwise:
+    if value != entry.value and entry.matters(default):
+        assert _is_departure(default, path, value, entry), f"{path} = {value!r} is no departure from {entry.value!r}"
+    for other in _other_values(METHODS[name], path, entry.value):
+        if isinstance(entry.otherwise, Mapping) and other not in entry.otherwise:
             assert (name, path, other) in STILL_THE_PAPERS
             continue
-        assert _tells(default, path, other, one), f"{path} = {other!r} is no departure from {one.value!r}"
+        assert _is_departure(default, path, other, entry), f"{path} = {other!r} is no departure from {entry.value!r}"
 
 
 STILL_THE_PAPERS = {
     *((name, "model", "smallest") for name in METHODS),  # one model for all, too
     *((name, "oort.model", "smallest") for name in METHODS),
-    ("fedoras", "min_contributors", 3),  # nobody is seen alone
+    ("fedoras", "min_contributors", 3),  # no client's update is seen alone
 }
 
 
-def _tells(method: AnyMethod, path: str, value: Any, one: Published) -> bool:
-    """Whether a parameter's value adds something to what is told of a method, beside the paper's value."""
-    departing = set(list_departures(_with(method, path, value), Setting()))
+def _is_departure(method: AnyMethod, path: str, value: Any, entry: Published) -> bool:
+    """Whether a value of a parameter adds a departure that the paper's value does not have."""
+    departing = set(list_departures(_replace_nested(method, path, value), Setting()))
     try:
-        published = set(list_departures(_with(method, path, one.value), Setting()))
+        published = set(list_departures(_replace_nested(method, path, entry.value), Setting()))
     except (ConfigError, TypeError, ValueError):
         published = set()  # no value of the parameter does as the paper says
     return bool(departing - published)
 
 
-def test_a_parameter_that_nobody_tells_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above fails on a departure without words."""
+def test_a_parameter_without_a_described_departure_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above fails for a departure without a description."""
     alpha = Published(value=0.9)
-    assert _tells(FedTrans(), "alpha", 0.5, alpha)
+    assert _is_departure(FedTrans(), "alpha", 0.5, alpha)
     silent = {**list_parameters(FedTrans), "alpha": None}
     monkeypatch.setattr(describing, "list_parameters", lambda kind: silent)
-    assert not _tells(FedTrans(), "alpha", 0.5, alpha)
+    assert not _is_departure(FedTrans(), "alpha", 0.5, alpha)

@@ -1,4 +1,4 @@
-"""What each method promises of its own."""
+"""Properties of individual methods."""
 
 import itertools
 from collections import Counter
@@ -83,14 +83,18 @@ def test_rows_of_classes_that_nobody_holds_keep_their_bits(tmp_path: Path) -> No
     assert context.training(1).objective.class_mask
 
 
-@pytest.mark.parametrize("method", [HeteroFL(depth=False), FedFA(depth=False)], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("method", [HeteroFL(depth=False), FedFA(depth=False)], ids=lambda method: method.TYPE)
 def test_the_uniform_space_is_nested_and_methods_cut_widths_alone_where_asked(method: AnyMethod) -> None:
     context = make_context(method)
     assert all(len(size.blocks) == len(context.network.blocks) for size in context.space)
     assert len(context.space) == 3
     shapes = [context.network.shapes(size) for size in context.space]
     for smaller, larger in itertools.pairwise(shapes):
-        assert all(one <= other for name in smaller for one, other in zip(smaller[name], larger[name], strict=True))
+        assert all(
+            smaller_dim <= larger_dim
+            for name in smaller
+            for smaller_dim, larger_dim in zip(smaller[name], larger[name], strict=True)
+        )
 
 
 def test_fedprox_asks_for_the_proximal_term() -> None:
@@ -104,36 +108,36 @@ def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
     context = make_context(FjORD())
     training = context.training(1, student=context.space[0])
     assert (training.objective.distillation, training.distillation_weight) == ("self", 1.0)
-    found = Counter(_student(context, 2, number) for number in range(300))
-    assert found.keys() == {context.space[0], context.space[1], None}
-    # Each of 3 widths as often as the others: a binomial of 300 draws lies within 5 deviations of 100.
-    assert all(abs(count - 100) < 5 * (300 * 2 / 9) ** 0.5 for count in found.values())
+    students = Counter(_draw_student(context, 2, number) for number in range(300))
+    assert students.keys() == {context.space[0], context.space[1], None}
+    # The 3 widths are equally likely: a binomial of 300 draws lies within 5 standard deviations of 100.
+    assert all(abs(count - 100) < 5 * (300 * 2 / 9) ** 0.5 for count in students.values())
     plain = make_context(FjORD(self_distillation=False))
     memory_bytes = plain.first.candidates[2].training_memory_bytes["onnx"]
     chosen = {
-        one.architecture.architecture_id
+        candidate.architecture.architecture_id
         for number in range(60)
         if (
-            one := plain.roles.assigner.assign(
+            candidate := plain.roles.assigner.assign(
                 make_assignee(plain, "a", memory_bytes=memory_bytes, round_number=number)
             ).candidate
         )
     }
-    assert chosen == {one.architecture_id for one in context.space[:3]}
+    assert chosen == {size.architecture_id for size in context.space[:3]}
 
 
-def _student(context: RunContext, size: int, number: int) -> Architecture | None:
+def _draw_student(context: RunContext, size: int, number: int) -> Architecture | None:
     draw = Draw(seed=SEED, round=number, client_id="a")
     return context.roles.training.student(context.network, context.space[size], draw)
 
 
 @pytest.mark.slow
 def test_fjord_teaches_no_width_to_itself_and_trains_it_on_labels_alone() -> None:
-    """A copy of itself would learn nothing from itself, and take its memory twice."""
+    """A width would learn nothing from a copy of itself, and the copy would double the memory."""
     context = make_context(FjORD())
-    for place, size in enumerate(context.space):
-        assert size not in {_student(context, place, number) for number in range(60)}
-    assert {_student(context, 0, number) for number in range(60)} == {None}
+    for index, size in enumerate(context.space):
+        assert size not in {_draw_student(context, index, number) for number in range(60)}
+    assert {_draw_student(context, 0, number) for number in range(60)} == {None}
     alone, plain = context.training(1), make_context(FjORD(self_distillation=False)).training(1)
     assert (alone.objective, alone.distillation_weight) == (plain.objective, 0.0)
     request = build_train_request(context.network, context.space[0], "onnx", alone)
@@ -147,17 +151,17 @@ def test_a_rolling_window_holds_every_index_equally_often_and_all_axes_share_its
     groups = 12  # a multiple of 4 and 6, the groups of the two widths
     for number in range(1, groups + 1):
         architecture = place_client(context, client, number)
-        starts = {kept.start for _, kept in architecture.axes if isinstance(kept, Roll) and kept.size == 4}
+        starts = {window.start for _, window in architecture.axes if isinstance(window, Roll) and window.size == 4}
         assert len(starts) == 1
-        for name, kept in architecture.axes:
-            assert isinstance(kept, Roll)
+        for name, window in architecture.axes:
+            assert isinstance(window, Roll)
             size = context.network.axes[name].size
-            counts[name][[(kept.start + place) % size for place in range(kept.size)]] += 1
-    for name, found in counts.items():
-        assert torch.equal(found, torch.full_like(found, groups * _kept(context, name) / len(found)))
+            counts[name][[(window.start + offset) % size for offset in range(window.size)]] += 1
+    for name, held in counts.items():
+        assert torch.equal(held, torch.full_like(held, groups * _get_width(context, name) / len(held)))
 
 
-def _kept(context: RunContext, axis: str) -> int:
+def _get_width(context: RunContext, axis: str) -> int:
     return context.network.sizes(context.space[1])[axis]
 
 
@@ -171,19 +175,19 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
     for architecture in architectures:
         context.network.check(architecture)
         assert context.network.size_of(architecture).architecture_id == context.space[1].architecture_id
-        assert all(isinstance(kept, Explicit) for _, kept in architecture.axes)
-    often = torch.zeros(8)
+        assert all(isinstance(indices, Explicit) for _, indices in architecture.axes)
+    counts = torch.zeros(8)
     for number in range(400):
-        kept = dict(place_client(context, DrawnClient(name="a", size=1), number).axes)["section0.stream"]
-        assert isinstance(kept, Explicit)
-        often[list(kept.indices)] += 1
-    # 4 of 8 are kept: a binomial of 400 draws lies within 5 deviations of 200.
-    assert (often - 200).abs().max() < 5 * (400 * 0.25) ** 0.5
+        channels = dict(place_client(context, DrawnClient(name="a", size=1), number).axes)["section0.stream"]
+        assert isinstance(channels, Explicit)
+        counts[list(channels.indices)] += 1
+    # 4 of 8 are kept: a binomial of 400 draws lies within 5 standard deviations of 200.
+    assert (counts - 200).abs().max() < 5 * (400 * 0.25) ** 0.5
 
 
 @pytest.mark.slow
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
-    """What a size has learned of a channel stays with the channel, and so does what it has not."""
+    """A size's own tensors follow the order of the channels that they belong to."""
     context = make_context(AnycostFL(), norms="bank")
     unsorted = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate))
     clients = [DrawnClient(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
@@ -191,10 +195,12 @@ def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> N
     for number in (1, 2, 3):
         before = play(unsorted, state, clients, tmp_path, number).state
         state = play(context, state, clients, tmp_path, number).state
-        assert state.copies.keys() == {context.space[place].architecture_id for place in (1, 3, 4)}
+        assert state.copies.keys() == {context.space[index].architecture_id for index in (1, 3, 4)}
         for client in clients:
-            one, other = (view_model(context, found, client) for found in (before, state))
-            assert compute_logits(context, other) == pytest.approx(compute_logits(context, one), rel=1e-4, abs=1e-4)
+            unsorted_model, sorted_model = (view_model(context, model, client) for model in (before, state))
+            assert compute_logits(context, sorted_model) == pytest.approx(
+                compute_logits(context, unsorted_model), rel=1e-4, abs=1e-4
+            )
         for key, own in before.copies.items():
             for name, copy in own.items():
                 pairs = zip(before.shared[name].tolist(), copy.tolist(), strict=True)
@@ -218,14 +224,14 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
         if axis.kind != "class":
             squares = torch.zeros(axis.size, dtype=torch.float64)
             for decl in context.network.tensors.values():
-                for place, dim in enumerate(decl.axes):
-                    if dim == name:
+                for dim, axis_name in enumerate(decl.axes):
+                    if axis_name == name:
                         squares += (
-                            after.shared[decl.name].double().square().movedim(place, 0).reshape(axis.size, -1).sum(1)
+                            after.shared[decl.name].double().square().movedim(dim, 0).reshape(axis.size, -1).sum(1)
                         )
             groups = squares.reshape(-1, axis.granularity).sum(1)
             assert (groups.diff() <= 1e-9).all()
-    # The moments are still those of the weights that they belong to.
+    # The moments follow the order of their weights.
     drawn = {name: tensor.double().sum().item() for name, tensor in moments["mean"].items()}
     assert {name: tensor.double().sum().item() for name, tensor in after.moments["mean"].items()} == pytest.approx(
         drawn
@@ -235,17 +241,17 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
     assert sorted(map(tuple, pairs.tolist())) == sorted(map(tuple, moved.tolist()))
 
 
-@pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda method: method.TYPE)
 def test_a_server_optimiser_has_moments_of_what_was_trained_alone(method: AnyMethod, tmp_path: Path) -> None:
     context = make_context(method)
     state, small = draw_state(context.network), [DrawnClient(name="a", size=0)]
     first = play(context, state, small, tmp_path).state
-    kept = find_held(context, small)
-    for name in kept:
+    held = find_held(context, small)
+    for name in held:
         if name in first.moments["mean"]:
-            assert not first.moments["mean"][name][~kept[name]].any()
-        assert torch.equal(first.shared[name][~kept[name]], state.shared[name][~kept[name]])
-    step = (first.shared["stem.weight"] - state.shared["stem.weight"])[kept["stem.weight"]]
+            assert not first.moments["mean"][name][~held[name]].any()
+        assert torch.equal(first.shared[name][~held[name]], state.shared[name][~held[name]])
+    step = (first.shared["stem.weight"] - state.shared["stem.weight"])[held["stem.weight"]]
     change = draw_change(context, small[0], 1)["stem.weight"].flatten()
     square = 0.99 * 1e-6 + 0.01 * change**2 if method.TYPE == "fedadam" else 1e-6 + 0.01 * change**2
     torch.testing.assert_close(step, 0.01 * 0.1 * change / (square.sqrt() + 1e-3), rtol=0, atol=1e-5)
@@ -260,7 +266,7 @@ def test_a_standalone_client_learns_from_nobody(tmp_path: Path) -> None:
     state = draw_state(context.network)
     aggregated = [play(context, state, clients, tmp_path).state for clients in (alone, together)]
     assert have_same_bits(view_model(context, aggregated[0], alone[0]), view_model(context, aggregated[1], alone[0]))
-    assert all(have_same_bits(one.shared, state.shared) for one in aggregated)
+    assert all(have_same_bits(model.shared, state.shared) for model in aggregated)
     change = draw_change(context, alone[0], 1)
     received = extract(context.network, context.space[2], state.shared)
     trained = extract(context.network, context.space[2], view_model(context, aggregated[0], alone[0]))
@@ -310,8 +316,8 @@ def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_
     context = make_context(FedFA(scaling=False, class_mask=False))
     whole = len(context.space) - 1
     shallow = next(
-        place
-        for place, size in enumerate(context.space)
+        index
+        for index, size in enumerate(context.space)
         if not size.axes and size.blocks == context.space[whole].blocks[:2]
     )
     clients = [DrawnClient(name="deep", size=whole, samples=6), DrawnClient(name="shallow", size=shallow, samples=2)]
@@ -323,7 +329,7 @@ def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_
     torch.testing.assert_close(aggregated[lacking] - state.shared[lacking], expected, rtol=0, atol=1e-6)
     ungrafted = make_context(FedFA(scaling=False, grafting=False, class_mask=False))
     assert set(context.space) < set(ungrafted.space), "sizes that cannot be grafted are no sizes of the run"
-    clients = [replace(one, size=ungrafted.space.index(context.space[one.size])) for one in clients]
+    clients = [replace(client, size=ungrafted.space.index(context.space[client.size])) for client in clients]
     plain = play(ungrafted, state, clients, tmp_path)
     torch.testing.assert_close(plain.state.shared[lacking] - state.shared[lacking], deep[lacking], rtol=0, atol=1e-6)
 
@@ -342,7 +348,7 @@ def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_pa
     for scaling in (False, True):
         context = make_context(FedFA(scaling=scaling, class_mask=False))
         state, size = draw_state(context.network), len(context.space) - 1
-        honest = [DrawnClient(name=f"honest{place}", size=size, scale=0.01) for place in range(4)]
+        honest = [DrawnClient(name=f"honest{index}", size=size, scale=0.01) for index in range(4)]
         attacker = DrawnClient(name="attacker", size=size, scale=20.0)
         mean, attacked = (
             play(context, state, clients, tmp_path).state.shared["stem.weight"].flatten()
@@ -355,20 +361,22 @@ def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_pa
 
 @pytest.mark.slow
 def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Path) -> None:
-    """Boosting one client's change alters the mean size, and no direction."""
+    """Boosting one client's change alters the mean norm, but no direction."""
     likeness = {}
     weights = FedFA(norm="l2", class_mask=False)
     for method in (weights, replace(weights, scaled="changes")):
         context = make_context(method)
         state, size = draw_state(context.network), len(context.space) - 1
-        others = [DrawnClient(name=f"other{place}", size=size, scale=0.01) for place in range(3)]
-        # The name decides the draw, so that both are the same change times a number.
+        other_clients = [DrawnClient(name=f"other{index}", size=size, scale=0.01) for index in range(3)]
+        # Changes are drawn by name, so that both are the same change with different scales.
         plain, boosted = (
-            play(context, state, [*others, DrawnClient(name="boosted", size=size, scale=scale)], tmp_path).state.shared
+            play(
+                context, state, [*other_clients, DrawnClient(name="boosted", size=size, scale=scale)], tmp_path
+            ).state.shared
             for scale in (0.01, 2.0)
         )
         name = "stem.weight"
-        moved, further = ((one[name] - state.shared[name]).flatten().double() for one in (plain, boosted))
+        moved, further = ((model[name] - state.shared[name]).flatten().double() for model in (plain, boosted))
         likeness[method.scaled] = float(torch.cosine_similarity(moved, further, dim=0))
     assert likeness["changes"] == pytest.approx(1, abs=1e-5)
     assert likeness["weights"] < 0.9

@@ -1,4 +1,4 @@
-"""Defects that public implementations of these methods have, each kept out by a test that sees it."""
+"""Defects of public implementations of these methods, each with a test that detects it."""
 
 import functools
 import itertools
@@ -67,27 +67,32 @@ RESNET = PreactResNet(input_shape=(1, 6, 6), class_count=4, widths=(8, 12), dept
 
 @functools.cache
 def small_context(method: str) -> RunContext:
-    """Of a network whose submodels a search soon knows all."""
+    """The context of a network with so few submodels that a search soon knows all of them."""
     return make_context(VARIANTS[method], replace(MODEL, widths=(8,), depths=(2,), group_size=4))
 
 
 def total_bytes(context: RunContext) -> tuple[int, int]:
-    """Memory and weights of the largest size."""
+    """Return the memory and the weights of the largest size, in bytes."""
     largest = context.first.estimate(context.network.full_architecture())
     return largest.training_memory_bytes["onnx"], largest.weight_bytes
 
 
-@pytest.mark.parametrize("method", [HeteroFL(), FedRolex(), FederatedDropout(), AnycostFL()], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize(
+    "method", [HeteroFL(), FedRolex(), FederatedDropout(), AnycostFL()], ids=lambda method: method.TYPE
+)
 def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -> None:
-    """Plato's AnycostFL and FedRolex look for a width between a half and the whole alone."""
+    """Plato's AnycostFL and FedRolex search only widths between a half and the whole."""
     context = make_context(method)
     needs = [candidate.training_memory_bytes["onnx"] for candidate in context.first.candidates]
     halves = [4 * size.parameters < total_bytes(context)[1] / 4 for size in context.first.candidates]
     assert any(halves), "the space goes below half the width"
-    for place, need in enumerate(needs):
+    for index, need in enumerate(needs):
         chosen = context.roles.assigner.assign(make_assignee(context, "a", memory_bytes=need)).candidate
-        assert chosen == context.first.candidates[max(at for at, other in enumerate(needs) if other <= need)]
-        assert chosen.training_memory_bytes["onnx"] == need or place not in (0, len(needs) - 1)
+        assert (
+            chosen
+            == context.first.candidates[max(position for position, available in enumerate(needs) if available <= need)]
+        )
+        assert chosen.training_memory_bytes["onnx"] == need or index not in (0, len(needs) - 1)
     assert context.roles.assigner.assign(make_assignee(context, "a", memory_bytes=min(needs) - 1)).candidate is None
 
 
@@ -98,48 +103,56 @@ def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type
     clients = [DrawnClient(name=name, size=size) for name, size in (("a", 0), ("b", len(context.space) // 2))]
     for client, number in itertools.product(clients, (1, 2, 5)):
         architecture = place_client(context, client, number)
-        found: dict[str, set[tuple[int, ...]]] = {}
+        held_indices: dict[str, set[tuple[int, ...]]] = {}
         ones = {name: torch.ones(shape) for name, shape in context.network.shapes(architecture).items()}
         for name, tensor_map in tensor_maps(context.network, architecture).items():
             decl = context.network.tensors[name]
             held = torch.zeros(decl.shape)
             tensor_map.scatter(ones[name], held)
-            for place, axis in enumerate(decl.axes):
+            for dim, axis in enumerate(decl.axes):
                 if isinstance(axis, str):
-                    rows = held.movedim(place, 0).flatten(1).any(dim=1).nonzero().flatten() if held.dim() > 1 else None
+                    rows = held.movedim(dim, 0).flatten(1).any(dim=1).nonzero().flatten() if held.dim() > 1 else None
                     rows = held.nonzero().flatten() if rows is None else rows
-                    found.setdefault(axis, set()).add(tuple(rows.tolist()))
-        assert found
-        assert {axis: len(kept) for axis, kept in found.items()} == dict.fromkeys(found, 1)
+                    held_indices.setdefault(axis, set()).add(tuple(rows.tolist()))
+        assert held_indices
+        assert {axis: len(indices) for axis, indices in held_indices.items()} == dict.fromkeys(held_indices, 1)
 
 
 def test_a_rolling_window_goes_on_by_one_group_each_round_and_never_jumps() -> None:
-    """FedRolex's code reshuffles its windows in all rounds but those in which it means to."""
+    """FedRolex's code reshuffles its windows in exactly the rounds in which it should not."""
     context = make_context(FedRolex())
     for size in (0, 1):
         starts: dict[str, list[int]] = {}
         for number in range(1, 14):
             architectures = {place_client(context, DrawnClient(name=name, size=size), number) for name in ("a", "b")}
             assert len(architectures) == 1, "all clients of a round have the same window"
-            for name, kept in next(iter(architectures)).axes:
-                assert isinstance(kept, Roll)
-                starts.setdefault(name, []).append(kept.start)
-        for name, found in starts.items():
+            for name, window in next(iter(architectures)).axes:
+                assert isinstance(window, Roll)
+                starts.setdefault(name, []).append(window.start)
+        for name, axis_starts in starts.items():
             axis = context.network.axes[name]
-            steps = {(after - before) % axis.size for before, after in itertools.pairwise(found)}
+            steps = {(after - before) % axis.size for before, after in itertools.pairwise(axis_starts)}
             assert steps == {axis.granularity}
 
 
 def _fjord_steps(
     weight: float,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Architecture, Network]:
-    """What a step makes of the same weights without and with FjORD's student, its region, and what it trains."""
+    """Run a step on the same weights without and with FjORD's student.
+
+    Return both results, the student's region, and the submodel and network that are trained.
+    """
     context = make_context(FjORD())
     network, size = context.network, context.space[3]
-    drawn = (
-        context.roles.training.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60)
+    students = (
+        context.roles.training.student(network, size, Draw(seed=SEED, round=number, client_id="a"))
+        for number in range(1, 60)
     )
-    inner = next(one for one in drawn if one is not None and network.parameter_count(one) < 0.4 * _count(context, size))
+    inner = next(
+        candidate
+        for candidate in students
+        if candidate is not None and network.parameter_count(candidate) < 0.4 * _count_parameters(context, size)
+    )
     training, maps = context.training(1, student=inner), nested_maps(network, size, inner)
     student = Student(module=build_module(network, inner), maps=maps)
     shape = network.config.input_shape
@@ -154,7 +167,7 @@ def _fjord_steps(
     return without, with_student, region, size, network
 
 
-def _count(context: RunContext, size: Architecture) -> int:
+def _count_parameters(context: RunContext, size: Architecture) -> int:
     return context.network.parameter_count(size)
 
 
@@ -163,21 +176,21 @@ def _count(context: RunContext, size: Architecture) -> int:
 def test_fjords_nested_width_trains_its_own_elements_of_the_very_network_and_no_others(weight: float) -> None:
     """Plato's FjORD trains a copy that is cut off from the network, and never on the labels.
 
-    With a weight of 0 all that the nested width adds is its loss on the labels; with 1 all is what it is taught.
+    With a weight of 0 the nested width adds only its loss on the labels; with 1, only its distillation loss.
     """
     without, with_student, region, size, network = _fjord_steps(weight)
     moved = 0
     for name in network.shapes(size):
-        one, other = without[f"new.parameter.{name}"], with_student[f"new.parameter.{name}"]
+        plain, taught = without[f"new.parameter.{name}"], with_student[f"new.parameter.{name}"]
         outside = region[name] == 0
-        assert torch.equal(one[outside], other[outside])
-        moved += int((one != other).sum())
+        assert torch.equal(plain[outside], taught[outside])
+        moved += int((plain != taught).sum())
     inside = sum(int(tensor.sum()) for tensor in region.values())
     assert moved > 0.5 * inside, "most of the nested width's own elements learn from its terms"
 
 
-def _distance(mu: float) -> float:
-    """How far FedProx's local training of 40 steps leads from the weights received."""
+def _measure_distance(mu: float) -> float:
+    """Return the distance from the weights received after 40 local steps of FedProx."""
     context = make_context(FedProx(mu=mu))
     training = context.training(1)
     size = context.space[0]
@@ -196,22 +209,24 @@ def _distance(mu: float) -> float:
 @pytest.mark.slow
 def test_fedprox_holds_weights_near_those_received_the_more_the_larger_mu_is() -> None:
     """FedScale's FedProx has the sign that pushes them away."""
-    free, near, nearer = (_distance(mu) for mu in (0.0, 1.0, 19.0))
+    free, near, nearer = (_measure_distance(mu) for mu in (0.0, 1.0, 19.0))
     assert 0 < nearer < 0.2 * near < near < 0.9 * free
 
 
-@pytest.mark.parametrize("method", [NeFL(), HeteroFL(depth=True), FedAvg(model="nested")], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize(
+    "method", [NeFL(), HeteroFL(depth=True), FedAvg(model="nested")], ids=lambda method: method.TYPE
+)
 def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMethod, tmp_path: Path) -> None:
     """NeFL's code gives such blocks the value 0, after which nothing that they compute has a gradient."""
     context = make_context(method, replace(MODEL, learnable_steps=True))
     state = draw_state(context.network)
-    kept = context.space[0].blocks
-    shallow = [place for place, size in enumerate(context.space) if size.blocks == kept]
+    blocks = context.space[0].blocks
+    shallow = [index for index, size in enumerate(context.space) if size.blocks == blocks]
     whole = DrawnClient(name="whole", size=len(context.space) - 1)
     aggregated = play(
-        context, state, [DrawnClient(name=f"client{place}", size=place) for place in shallow], tmp_path
+        context, state, [DrawnClient(name=f"client{index}", size=index) for index in shallow], tmp_path
     ).state
-    names = [name for name, decl in context.network.tensors.items() if decl.part not in (None, *kept)]
+    names = [name for name, decl in context.network.tensors.items() if decl.part not in (None, *blocks)]
     assert names
     assert state.shared[names[0]].any()
     for name in names:
@@ -244,7 +259,7 @@ def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_p
         FedProx(model="nested"),
         DynamicSelection(distillation=None),
     ],
-    ids=lambda one: one.TYPE,
+    ids=lambda method: method.TYPE,
 )
 def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) -> None:
     context = make_context(method, BATCH_NORM)
@@ -258,21 +273,23 @@ def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) ->
     for name in norms:
         assert torch.equal(view_model(context, after, large)[name], view_model(context, before, large)[name])
         assert torch.equal(after.shared[name], state.shared[name])
-    mine = place_client(context, small, 2)
+    architecture = place_client(context, small, 2)
     moved = [
-        name for name in norms & context.network.shapes(mine).keys() if _moved(context, before, after, small, name)
+        name
+        for name in norms & context.network.shapes(architecture).keys()
+        if _has_moved(context, before, after, small, name)
     ]
-    assert set(moved) == norms & context.network.shapes(mine).keys()
+    assert set(moved) == norms & context.network.shapes(architecture).keys()
     assert not torch.equal(
         view_model(context, after, large)["stem.weight"], view_model(context, before, large)["stem.weight"]
     )
 
 
-def _moved(context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, name: str) -> bool:
+def _has_moved(context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, name: str) -> bool:
     return not torch.equal(view_model(context, after, client)[name], view_model(context, before, client)[name])
 
 
-def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
+def _evaluate_losses(norms: NormPolicy, spoiled: bool = False) -> list[float]:
     """The loss of a submodel on the same samples, in batches of several sizes."""
     context = make_context(HeteroFL(), BATCH_NORM, norms=norms)
     state: Mapping[str, Tensor] = random_state(context.network, 3)
@@ -291,11 +308,11 @@ def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
 @pytest.mark.slow
 def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> None:
     """FedRolex's code evaluates with the statistics of each test batch."""
-    found = _evaluated("recalibrated")
-    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
-    # What the statistics were before is of no account; without the measurement it is.
-    assert _evaluated("recalibrated", spoiled=True) == pytest.approx(found, rel=1e-5)
-    assert _evaluated("averaged", spoiled=True)[0] != pytest.approx(_evaluated("averaged")[0], rel=1e-2)
+    losses = _evaluate_losses("recalibrated")
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    # The earlier statistics do not matter; without the measurement they do.
+    assert _evaluate_losses("recalibrated", spoiled=True) == pytest.approx(losses, rel=1e-5)
+    assert _evaluate_losses("averaged", spoiled=True)[0] != pytest.approx(_evaluate_losses("averaged")[0], rel=1e-2)
 
 
 def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_statistics(tmp_path: Path) -> None:
@@ -304,7 +321,7 @@ def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_s
     untaught = replace(context, roles=with_steps(context.roles, distillation=None))
     state = ModelState(shared=random_state(context.network, 3))
     clients = [DrawnClient(name="a", size=0), DrawnClient(name="b", size=1)]
-    before, after = (play(one, state, clients, tmp_path).state.shared for one in (untaught, context))
+    before, after = (play(run_context, state, clients, tmp_path).state.shared for run_context in (untaught, context))
     buffers = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     assert buffers
     assert all(torch.equal(before[name], after[name]) for name in buffers)

@@ -1,4 +1,4 @@
-"""The page on methods that remember: its code is a method that keeps every promise, and does what the page says."""
+"""The code of the page on methods with memory fulfils the method contract and does what the page says."""
 
 import importlib.util
 import re
@@ -29,15 +29,15 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """What stands on it, as a module."""
+    """The code of the page, as a module."""
     path = tmp_path_factory.mktemp("page") / "written_on_the_page.py"
     path.write_text("\n\n".join(BLOCKS), encoding="utf-8")
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules[path.stem] = module
-    found.loader.exec_module(module)
+    module_spec.loader.exec_module(module)
     yield module
     del sys.modules[path.stem]
 
@@ -76,7 +76,7 @@ def test_everybody_has_a_turn_and_whoever_waited_trains_longer(page: ModuleType,
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", mostly_long([0, 5, 8], 5))
 def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page: ModuleType, tmp_path: Path) -> None:
-    """Every change turns where the bound is 1: the second round's ends with one of twice the width, and so on."""
+    """With a bound of 1 every change counts as turning: round 2 ends with a network of twice the width, and so on."""
     method = page.Growing(turning=1.0)
     worlds = [World(tmp_path / name, config(rounds=5, method=method), fleet()) for name in ("alone", "killed")]
     for world, every in zip(worlds, (0, kills), strict=True):
@@ -90,15 +90,17 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
     results = [world.server.result() for world in worlds]
     assert worlds[0].model_bytes() == worlds[1].model_bytes()
     assert results[0].networks == results[1].networks
-    lineages = [one.lineage for one in results[0].networks]
-    assert [(one.id, one.parent, one.born_round, one.retired_round) for one in lineages] == [
+    lineages = [network.lineage for network in results[0].networks]
+    assert [(lineage.id, lineage.parent, lineage.born_round, lineage.retired_round) for lineage in lineages] == [
         ("", None, 0, 2),
         ("times2", "", 2, 4),
         ("times4", "times2", 4, None),
     ]
     for result in results:
         assert [row.architecture for row in result.rounds[-1].clients] == ["times4 full"] * len(worlds[0].devices)
-        assert {(one.architecture, one.status) for one in result.deployed} == {("times4 full", "deployed")}
+        assert {(deployment.architecture, deployment.status) for deployment in result.deployed} == {
+            ("times4 full", "deployed")
+        }
         accuracies = [record.loss for record in result.rounds]
         assert all(loss < 100 for loss in accuracies)
     for world in worlds:
@@ -109,17 +111,19 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
             if isinstance(task.work, Train)
         }
         served = {path.name for path in (world.folder / "state/blobs").rglob("*") if path.is_file()}
-        kept = {network_id for sha256, network_id in programs.items() if sha256 in served}
-        assert kept <= {"times4"}
-        assert kept or world is worlds[1], "one that was killed asks for a program again when it needs it"
+        served_networks = {network_id for sha256, network_id in programs.items() if sha256 in served}
+        assert served_networks <= {"times4"}
+        assert served_networks or world is worlds[1], (
+            "a server that was killed requests programs again when it needs them"
+        )
         assert set(programs.values()) == {"", "times2", "times4"}
     state = unpack_state(load(worlds[0].model_bytes()))
-    assert state.network_ids == ("times4",), "the weights of those that have retired are in no checkpoint"
+    assert state.network_ids == ("times4",), "a checkpoint has no weights of retired networks"
 
 
 @pytest.mark.slow
 def test_the_maps_on_the_page_go_with_any_method(page: ModuleType, tmp_path: Path) -> None:
-    """Nobody trains and nothing moves; and what moves is what the client's copies stand for."""
+    """Without training nothing changes; with it, only the elements that the client's copies stand for."""
     model = replace(MODEL, norm="batch")
     context = make_context(page.Rota(), model)
     context = replace(context, roles=with_steps(context.roles, exchange=page.copied))

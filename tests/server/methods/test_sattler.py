@@ -1,4 +1,4 @@
-"""Clustered federated learning: when a cluster is split, how, and what its halves go on from."""
+"""Clustered federated learning: when and how a cluster is split, and what its halves continue from."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -44,37 +44,37 @@ Direction = dict[str, torch.Tensor]
 
 
 def direction(seed: int, size: Architecture = WHOLE) -> Direction:
-    """A change of norm 1 of a submodel's tensors; of equal seeds, smaller submodels have the front of larger ones'."""
+    """Draw a change of norm 1 of a submodel's tensors; with equal seeds, smaller submodels have the front of it."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(one.shape, generator=generator) for name, one in CONTEXT.network.tensors.items()}
-    found = {name: place.extract(drawn[name]) for name, place in tensor_maps(CONTEXT.network, size).items()}
-    norm = math.sqrt(sum(float(one.square().sum()) for one in found.values()))
-    return {name: one / norm for name, one in found.items()}
+    drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in CONTEXT.network.tensors.items()}
+    change = {name: tensor_map.extract(drawn[name]) for name, tensor_map in tensor_maps(CONTEXT.network, size).items()}
+    norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in change.values()))
+    return {name: tensor / norm for name, tensor in change.items()}
 
 
-def trained(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
+def update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
     client = Participant(client_id=name, architecture=size, size=size)
     return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
 
-def times(factor: float, change: Direction) -> Direction:
-    return {name: factor * one for name, one in change.items()}
+def scaled(factor: float, change: Direction) -> Direction:
+    return {name: factor * tensor for name, tensor in change.items()}
 
 
-def found(
+def observe(
     method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
 ) -> Clustering:
-    find = method.roles().memory.observe
-    assert find
+    observe_updates = method.roles().memory.observe
+    assert observe_updates
     memory = memory or SattlerMemory()
     updates = RoundUpdates(networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory)
-    return cast("Clustering", find(updates))
+    return cast("Clustering", observe_updates(updates))
 
 
-def opposed(scale: float = 1.0) -> list[ClientUpdate]:
-    """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
+def make_opposed(scale: float = 1.0) -> list[ClientUpdate]:
+    """Return updates of three clients in one direction and two in the opposite; the mean is a fifth of each."""
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [trained(name, times(side * scale, direction(1))) for name, side in names]
+    return [update(name, scaled(side * scale, direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -86,29 +86,31 @@ def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkag
     from sklearn.cluster import AgglomerativeClustering
 
     drawn = np.random.default_rng(seed).random((count, count))
-    similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that nobody's order of equals shows
+    similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that ties do not matter
     reference = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage=linkage).fit(1 - similarity)
     groups = split_in_two(similarity, linkage)
     labels = np.zeros(count, int)
     labels[list(groups[1])] = 1
-    assert sorted(groups[0] + groups[1]) == [*range(count)], "everyone is in one of them, and nobody in both"
+    assert sorted(groups[0] + groups[1]) == [*range(count)], "each client is in exactly one group"
     assert (labels == reference.labels_).all() or (labels == 1 - reference.labels_).all()
 
 
 def test_cosines_are_those_of_the_changes() -> None:
     left, right = direction(1), direction(2)
     mixed = {name: 0.6 * left[name] + 0.8 * right[name] for name in left}
-    clients = [trained(str(place), one) for place, one in enumerate((left, times(-3.0, left), mixed, times(0.0, left)))]
-    flat = [torch.cat([one.flatten() for one in client.change.values()]).double() for client in clients]
+    clients = [
+        update(str(index), change) for index, change in enumerate((left, scaled(-3.0, left), mixed, scaled(0.0, left)))
+    ]
+    flat = [torch.cat([tensor.flatten() for tensor in client.change.values()]).double() for client in clients]
     cosine = torch.nn.functional.cosine_similarity
     expected = [[float(cosine(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat] for a in flat]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), expected, atol=1e-6)
 
 
 def test_unequal_submodels_are_compared_where_both_have_something() -> None:
-    """The front of one's change is the other's, whatever lies behind it."""
+    """The front of the larger change equals the smaller one, whatever lies behind it."""
     small = CONTEXT.space[0]
-    clients = [trained("whole", direction(1)), trained("part", direction(1, small), small)]
+    clients = [update("whole", direction(1)), update("part", direction(1, small), small)]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
 
 
@@ -133,51 +135,49 @@ def test_unequal_submodels_are_compared_where_both_have_something() -> None:
 )
 def test_a_cluster_is_split_where_its_clients_agree_on_nothing_more(changes: dict[str, Any], splits: bool) -> None:
     method = replace(METHOD, **{"mean_norm": 0.5, "max_norm": 0.5, **changes})
-    outcome = found(method, opposed(), number=2)
+    outcome = observe(method, make_opposed(), number=2)
     halves = (("c1", ("ada", "bob", "cyd")), ("c2", ("dan", "eve")))
     assert outcome.splits == ({"": halves} if splits else {})
 
 
 def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
     method = replace(METHOD, norms="relative", mean_norm=0.25, max_norm=0.5)
-    first = found(method, opposed(8.0))
+    first = observe(method, make_opposed(8.0))
     assert first.first_norms[""] == pytest.approx(8.0)
     assert len(first.splits) == 1
     memory = SattlerMemory(first_norms=first.first_norms)
-    assert len(found(method, opposed(4.1), memory).splits) == 1
-    assert found(method, opposed(3.9), memory).splits == {}
-    assert found(replace(method, norms="absolute"), opposed(8.0)).splits == {}, "the mean moves by 1.6"
+    assert len(observe(method, make_opposed(4.1), memory).splits) == 1
+    assert observe(method, make_opposed(3.9), memory).splits == {}
+    assert observe(replace(method, norms="absolute"), make_opposed(8.0)).splits == {}, "the mean moves by 1.6"
 
 
 # --- one alone --------------------------------------------------------------------------------------------------------
 
 
-def returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
-    """How many splits come of 19 rounds of eight alike clients and one that is under another name in each.
-
-    The eight have a direction in common and as much of their own beside it, and learn less from round to round.
-    """
+def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
+    """Count the splits in 19 rounds of eight similar clients and one that returns under a new name in each round. The
+    eight share a direction, have one of the same norm each to themselves, and learn less from round to round."""
     roles = method.roles()
     assert roles.memory.observe is not None
     assert roles.memory.remember is not None
     memory, splits, common = SattlerMemory(), 0, direction(0)
     for number in range(1, 20):
-        learned = {f"c{place}": times(3.0 * 0.8**number, sum_of(common, direction(place + 1))) for place in range(8)}
-        changes = learned | {f"eve{number}": lie(number, times(3.0 * 0.8**number, common))}
-        of = {name: memory.clusters.get(name, largest(memory)) for name in changes}
-        networks = {name: replace(CONTEXT.network, id=name) for name in set(of.values())}
-        clients = tuple(trained(name, change, replace(WHOLE, network=of[name])) for name, change in changes.items())
+        learned = {f"c{index}": scaled(3.0 * 0.8**number, add(common, direction(index + 1))) for index in range(8)}
+        changes = learned | {f"eve{number}": lie(number, scaled(3.0 * 0.8**number, common))}
+        homes = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
+        networks = {name: replace(CONTEXT.network, id=name) for name in set(homes.values())}
+        clients = tuple(update(name, change, replace(WHOLE, network=homes[name])) for name, change in changes.items())
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
-        closed = ClosedRound(round=number, clients={name: past(of[name]) for name in of}, observation=outcome)
+        closed = ClosedRound(round=number, clients={name: past(homes[name]) for name in homes}, observation=outcome)
         memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)
     return splits, memory
 
 
-def largest(memory: SattlerMemory) -> str:
+def find_largest(memory: SattlerMemory) -> str:
     return max(sorted(memory.sizes), key=memory.sizes.__getitem__, default="")
 
 
-def sum_of(left: Direction, right: Direction) -> Direction:
+def add(left: Direction, right: Direction) -> Direction:
     return {name: left[name] + right[name] for name in left}
 
 
@@ -185,11 +185,11 @@ def sum_of(left: Direction, right: Direction) -> Direction:
 @pytest.mark.parametrize(
     "lie",
     [
-        pytest.param(lambda number, learned: times(-8.0, learned), id="what makes the mean 0"),
-        pytest.param(lambda number, learned: times(-6.0, learned), id="the opposite"),
-        pytest.param(lambda number, learned: times(1.8, direction(99)), id="anything"),
-        pytest.param(lambda number, learned: times(1.8, direction(1)), id="what is one member's own"),
-        pytest.param(lambda number, learned: times(-2.5, direction(number % 8 + 1)), id="its opposite"),
+        pytest.param(lambda number, learned: scaled(-8.0, learned), id="what makes the mean 0"),
+        pytest.param(lambda number, learned: scaled(-6.0, learned), id="the opposite"),
+        pytest.param(lambda number, learned: scaled(1.8, direction(99)), id="anything"),
+        pytest.param(lambda number, learned: scaled(1.8, direction(1)), id="what is one member's own"),
+        pytest.param(lambda number, learned: scaled(-2.5, direction(number % 8 + 1)), id="its opposite"),
     ],
 )
 @pytest.mark.parametrize("norms", mostly_long(["absolute", "relative"], "relative"))
@@ -197,74 +197,76 @@ def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, 
     """Whatever it sends, and under however many names it comes back."""
     method = Sattler(warmup_rounds=0, norms=norms)
     method = replace(method, mean_norm=0.3, max_norm=0.5) if norms == "relative" else method
-    splits, memory = returning(method, lie)
+    splits, memory = play_returning(method, lie)
     assert splits == 0
     assert set(memory.clusters.values()) == {""}
-    assert returning(replace(method, least_half=1), lie)[0] > 0, "the paper's rule splits them"
+    assert play_returning(replace(method, least_half=1), lie)[0] > 0, "the paper's rule splits them"
 
 
 def test_no_client_of_its_own_kind_keeps_others_together() -> None:
     """Four learn one thing, three another, and the eighth the opposite of both: it is set aside, and they are split."""
-    one, other = direction(1), direction(2)
-    kinds = {**dict.fromkeys("abcd", one), **dict.fromkeys("efg", other), "z": times(-1.0, sum_of(one, other))}
-    clients = [trained(name, change) for name, change in kinds.items()]
+    first, second = direction(1), direction(2)
+    kinds = {**dict.fromkeys("abcd", first), **dict.fromkeys("efg", second), "z": scaled(-1.0, add(first, second))}
+    clients = [update(name, change) for name, change in kinds.items()]
     method = replace(METHOD, mean_norm=0.9, max_norm=0.5)
-    assert [names for _, names in found(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
-    halves = [names for _, names in found(replace(method, least_half=2), clients).splits[""]]
+    assert [names for _, names in observe(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
+    halves = [names for _, names in observe(replace(method, least_half=2), clients).splits[""]]
     assert halves == [(*"abcd",), (*"efg",)]
     apart = replace(method, least_half=2, mean_norm=0.6)
-    assert found(apart, clients).splits == {}, "without it their mean moves by more than that"
+    assert observe(apart, clients).splits == {}, "without it their mean moves by more than that"
 
 
 def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
-    """A device was in c1 under nine names; of those who trained last, more are in c2."""
+    """A device was in c1 under nine names; most of the clients that trained last are in c2."""
     roles = METHOD.roles()
     assert roles.memory.remember is not None
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
     for number in range(1, 10):
-        of = {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
-        clients = {name: past(network) for name, network in of.items()}
+        homes = (
+            {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
+        )
+        clients = {name: past(network) for name, network in homes.items()}
         memory = roles.memory.remember(memory, ClosedRound(round=number, clients=clients))
     assert memory.sizes == {"c1": 2, "c2": 2}
     memory = roles.memory.remember(memory, ClosedRound(round=10, clients={"ada": past("c1")}))
     assert memory.sizes == {"c1": 1, "c2": 2}
-    assert newcomers(memory) == "c2"
+    assert find_newcomers(memory) == "c2"
 
 
 def assign(name: str, memory: SattlerMemory) -> Architecture:
-    """The submodel that a client gets in a run with the clusters c1 and c2."""
+    """Return the submodel that a client gets in a run with the clusters c1 and c2."""
     lineages = [Lineage(id=key, config=CONTEXT.config.model, born_round=1) for key in ("c1", "c2")]
-    declared = [CONTEXT.declared(one) for one in lineages]
-    question = make_assignee(CONTEXT, name)
-    question = replace(
-        question,
-        draw=replace(question.draw, memory=memory),
-        networks={one.network.id: one.network for one in declared},
-        candidates=tuple(candidate for one in declared for candidate in one.candidates),
+    declared = [CONTEXT.get_declared(lineage) for lineage in lineages]
+    assignee = make_assignee(CONTEXT, name)
+    assignee = replace(
+        assignee,
+        draw=replace(assignee.draw, memory=memory),
+        networks={entry.network.id: entry.network for entry in declared},
+        candidates=tuple(candidate for entry in declared for candidate in entry.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
-    candidate = CONTEXT.roles.assigner.assign(question).candidate
+    candidate = CONTEXT.roles.assigner.assign(assignee).candidate
     assert candidate is not None
     return candidate.architecture
 
 
-def newcomers(memory: SattlerMemory) -> str:
-    """The cluster of a client that was never there, out of c1 and c2."""
+def find_newcomers(memory: SattlerMemory) -> str:
+    """Return the cluster, c1 or c2, of a client that has not taken part yet."""
     return assign("new", memory).network
 
 
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
-    """One client is all that holds the rest: two small ones that cancel each other leave its change there alone."""
+    """Only one client holds the rest: there, two small clients that cancel each other leave its change alone."""
     small = CONTEXT.space[0]
-    one = direction(1, small)
+    change = direction(1, small)
     clients = [
-        trained("ada", one, small, weight=1.0),
-        trained("bob", times(-1.0, one), small, weight=1.0),
-        trained("cyd", times(0.0, direction(2)), weight=5.0),
+        update("ada", change, small, weight=1.0),
+        update("bob", scaled(-1.0, change), small, weight=1.0),
+        update("cyd", scaled(0.0, direction(2)), weight=5.0),
     ]
-    assert len(found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
+    assert len(observe(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
     heavier = [replace(clients[0], weight=3.0), *clients[1:]]
-    assert found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
+    assert observe(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
 
 
 @pytest.mark.parametrize(
@@ -279,8 +281,8 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
-    """A round of clients of the whole model; each moves along one of two directions that its name draws."""
+def aggregate_round(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
+    """Aggregate a round of clients with the whole model; each moves in one of two directions, drawn by its name."""
     context = make_context(replace(METHOD, **changes))
     blobs, size = BlobStore(folder), len(context.space) - 1
     drawn = (DrawnClient(name=name, size=size, scale=scale) for name, scale in names.items())
@@ -290,18 +292,16 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
 
 @pytest.mark.slow
 def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
-    """To the bit what a run of these clients alone would have come to."""
-    outcome = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
+    """Each half has exactly the bits of a run with its clients alone."""
+    outcome = aggregate_round(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
     halves = outcome.observation.splits[""]
     assert outcome.state.network_ids == ("c1", "c2")
-    assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
+    assert [(entry.id, entry.retired_round) for entry in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
     for network_id, names in halves:
-        alone = aggregated(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
+        alone = aggregate_round(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
         assert have_same_bits(outcome.state.of(network_id).shared, alone.shared)
-    whole = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
-    assert have_same_bits(outcome.aggregated.shared, whole.state.shared), (
-        "the round is judged by the cluster that it was played with"
-    )
+    whole = aggregate_round(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
+    assert have_same_bits(outcome.aggregated.shared, whole.state.shared), "the round is evaluated before the split"
 
 
 def past(network: str) -> LastUpdate:
@@ -320,7 +320,7 @@ def past(network: str) -> LastUpdate:
     )
 
 
-def test_who_was_not_there_goes_with_most_of_the_others() -> None:
+def test_absent_clients_join_the_larger_half() -> None:
     roles = METHOD.roles()
     assert roles.memory.remember is not None
     memory = SattlerMemory(
@@ -338,35 +338,35 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == ""
 
 
-def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
+def test_clients_of_a_split_cluster_have_the_same_submodel_of_their_half() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
     networks = {name: replace(CONTEXT.network, id=name) for name in ("c1", "c2")}
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
         client = Participant(client_id=name, architecture=CONTEXT.space[1], size=CONTEXT.space[1])
-        asked = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
-        assert standing(asked) == replace(CONTEXT.space[1], network=cluster)
+        context = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
+        assert standing(context) == replace(CONTEXT.space[1], network=cluster)
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
         cluster = Lineage(id=expected, config=CONTEXT.config.model, born_round=1)
-        assert assign(name, memory) == CONTEXT.declared(cluster).space[-1]
+        assert assign(name, memory) == CONTEXT.get_declared(cluster).space[-1]
 
 
 @pytest.mark.slow
-def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) -> None:
-    """A whole run with a server that is killed: fake devices of two kinds, each drawn to a target of its kind."""
+def test_clusters_are_the_clients_that_learn_the_same(tmp_path: Path) -> None:
+    """A whole run with fake devices that move towards one of two targets, and a server that is killed."""
 
-    def towards(sign: float) -> Any:
+    def move_towards(sign: float) -> Any:
         return lambda weights, task: {
             name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())
         }
 
     kinds = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
-    behaviours = {name: replace(one, change=towards(kinds[name])) for name, one in fleet().items()}
+    behaviours = {name: replace(behaviour, change=move_towards(kinds[name])) for name, behaviour in fleet().items()}
     method = replace(METHOD, least_clients=2, model="largest", mean_norm=2.0, max_norm=2.0)
     results, deployed = [], dict[str, str]()
     for kills in (0, 6):
@@ -379,7 +379,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
                 world.kill_server()
         results.append((world.model_bytes(), world.server.state.memory, world.server.result().networks))
         assert world.server.finished
-        deployed = {one.client_id: one.architecture.split()[0] for one in world.server.result().deployed}
+        deployed = {row.client_id: row.architecture.split()[0] for row in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
     assert cast("SattlerMemory", results[0][1]).clusters == deployed
@@ -390,10 +390,10 @@ def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
     plain = make_context(replace(METHOD, warmup_rounds=9))
     clients, state = [DrawnClient(name=name, size=0) for name in ("ada", "bob")], draw_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state
-    one, other = (draw_change(plain, client, 1) for client in clients)
-    place = tensor_maps(plain.network, plain.space[0])
+    first, second = (draw_change(plain, client, 1) for client in clients)
+    maps = tensor_maps(plain.network, plain.space[0])
     for name, tensor in state.shared.items():
         expected = torch.zeros_like(tensor)
-        if name in place:
-            place[name].scatter((one[name] + other[name]) / 2, expected)
+        if name in maps:
+            maps[name].scatter((first[name] + second[name]) / 2, expected)
         torch.testing.assert_close(moved.shared[name] - tensor, expected, rtol=1e-4, atol=1e-6)

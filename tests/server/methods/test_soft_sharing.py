@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.aggregating import aggregate_clients
-from server.methods.test_fedtrans import LOSSES, METHOD, closed
+from server.methods.test_fedtrans import LOSSES, METHOD, close_round
 from torch import Tensor
 
 from subfleet.elastic.building import network_of
@@ -36,12 +36,12 @@ CPU = torch.device("cpu")
 
 
 def family(
-    method: FedTrans, folder: Path, place: torch.device = CPU, **settings: Any
+    method: FedTrans, folder: Path, device: torch.device = CPU, **settings: Any
 ) -> tuple[ModelState, tuple[Lineage, ...]]:
-    """Three networks, each of which grew from the one before by the server's own aggregation, where the model is."""
+    """Return three networks, each grown from the one before by the server's aggregation on the model's device."""
     context = make_context(method, **settings)
     state, lineages, memory = (
-        draw_state(context.network).to(place),
+        draw_state(context.network).to(device),
         tuple[Lineage, ...](),
         method.roles().memory.initial,
     )
@@ -49,55 +49,57 @@ def family(
     assert remember is not None
     for number in range(1, 9):
         living = lineages[-1] if lineages else Lineage(id="", config=context.config.model)
-        drawn = clients_of(replace(context, first=context.declared(living)), folder, number)
-        found = aggregate_clients(context, BlobStore(folder), state, number, drawn, memory, lineages)
-        memory = remember(memory, closed(found.observation, LOSSES))
-        state, lineages = found.state, found.lineages
+        clients = make_clients(replace(context, first=context.get_declared(living)), folder, number)
+        aggregated = aggregate_clients(context, BlobStore(folder), state, number, clients, memory, lineages)
+        memory = remember(memory, close_round(aggregated.observation, LOSSES))
+        state, lineages = aggregated.state, aggregated.lineages
         if len(lineages) == 3:
             return state, lineages
     raise AssertionError("nothing grew")
 
 
-def clients_of(context: RunContext, folder: Path, number: int) -> list[ClientState]:
-    blobs, place = BlobStore(folder), len(context.space) - 1
-    drawn = [store_update(context, DrawnClient(name=name, size=place), blobs, number) for name in LOSSES]
+def make_clients(context: RunContext, folder: Path, number: int) -> list[ClientState]:
+    blobs, size = BlobStore(folder), len(context.space) - 1
+    clients = [store_update(context, DrawnClient(name=name, size=size), blobs, number) for name in LOSSES]
     return [
         replace(
             client,
             offer=replace(client.offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
         )
-        for client in drawn
+        for client in clients
     ]
 
 
 class Line:
-    """Three networks, as they would be without anything shared, and as each was born of the one before."""
+    """Three networks of a lineage: their weights without sharing, and how each was derived from its parent."""
 
     def __init__(self, folder: Path) -> None:
         state, self.lineages = family(replace(METHOD, share="none"), folder)
-        self.networks = {one.id: replace(network_of(one.config), id=one.id) for one in self.lineages}
-        self.parameters = {name: sum(count_cell_parameters(one).values()) for name, one in self.networks.items()}
+        self.networks = {lineage.id: replace(network_of(lineage.config), id=lineage.id) for lineage in self.lineages}
+        self.parameters = {
+            name: sum(count_cell_parameters(network).values()) for name, network in self.networks.items()
+        }
         self.states: States = {name: dict(state.of(name).shared) for name in self.networks}
 
     def born(self, states: States) -> States:
-        """Each network as it would begin with what the one before it is now."""
-        found = {}
+        """Return each network as it would begin if derived from its parent's current weights."""
+        derived = {}
         for parent, child in pairwise(self.lineages):
             own, other = self.networks[child.id], self.networks[parent.id]
-            found[child.id] = inherit(child.map, own, other, states[parent.id], seed=0)
-        return found
+            derived[child.id] = inherit(child.map, own, other, states[parent.id], seed=0)
+        return derived
 
     def apart(self, states: States, name: str, ancestor: str) -> dict[str, Tensor]:
-        """What a network is beyond the nearest that an ancestor could be: what tells its copies apart."""
-        ids, found = [one.id for one in self.lineages], dict(states)
-        ways = list(pairwise(self.lineages[ids.index(ancestor) : ids.index(name) + 1]))
-        for parent, child in reversed(ways):
+        """Return how a network differs from the nearest one that an ancestor gives: how its copies differ."""
+        ids, nearest = [lineage.id for lineage in self.lineages], dict(states)
+        steps = list(pairwise(self.lineages[ids.index(ancestor) : ids.index(name) + 1]))
+        for parent, child in reversed(steps):
             assert isinstance(child.map, Replicated)
             grown = Replication.of(self.networks[child.id], self.networks[parent.id], child.map)
-            found[parent.id] = grown.down(found[child.id])
-        for parent, child in ways:
-            found[child.id] = self.born({**states, parent.id: found[parent.id]})[child.id]
-        return {key: own - found[name][key] for key, own in states[name].items()}
+            nearest[parent.id] = grown.down(nearest[child.id])
+        for parent, child in steps:
+            nearest[child.id] = self.born({**states, parent.id: nearest[parent.id]})[child.id]
+        return {key: own - nearest[name][key] for key, own in states[name].items()}
 
     def shared(self, states: States, **settings: Any) -> States:
         method = replace(METHOD, **{"decay": 0.9, **settings})
@@ -109,18 +111,18 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     return Line(tmp_path_factory.mktemp("line"))
 
 
-def altered(states: States, seed: int) -> States:
+def perturb(states: States, seed: int) -> States:
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: {key: one + torch.randn(one.shape, generator=generator) for key, one in own.items()}
+        name: {key: tensor + torch.randn(tensor.shape, generator=generator) for key, tensor in own.items()}
         for name, own in states.items()
     }
 
 
 def inherited_elements(line: Line) -> dict[str, dict[str, Tensor]]:
-    """Of each network but the first, which elements come from its parent: those that move where all of that moves."""
+    """Return which elements of each network but the first come from its parent: they change if all of that changes."""
     states = line.states
-    lifted = {name: {key: one + 7.0 for key, one in own.items()} for name, own in states.items()}
+    lifted = {name: {key: tensor + 7.0 for key, tensor in own.items()} for name, own in states.items()}
     before, after = line.born(states), line.born(lifted)
     return {name: {key: before[name][key] != after[name][key] for key in before[name]} for name in before}
 
@@ -131,10 +133,10 @@ def inherited_elements(line: Line) -> dict[str, dict[str, Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("share", ["transform", "crop", "none"])
 def test_the_first_network_takes_in_nothing(share: Any, tmp_path: Path) -> None:
-    """T5: to the bit what it is without sharing; the others are moved where something is shared."""
+    """T5: it keeps the bits that it has without sharing; the other networks change if something is shared."""
     apart, lines = family(replace(METHOD, share="none"), tmp_path / "apart")
     together, same = family(replace(METHOD, share=share), tmp_path / "together")
-    assert [one.config for one in lines] == [one.config for one in same]
+    assert [lineage.config for lineage in lines] == [lineage.config for lineage in same]
     assert have_same_bits(apart.of("").shared, together.of("").shared)
     assert have_same_bits(apart.of("m1").shared, together.of("m1").shared) == (share == "none")
     both, _ = family(replace(METHOD, share="crop", large_to_small=True), tmp_path / "both")
@@ -142,68 +144,70 @@ def test_the_first_network_takes_in_nothing(share: Any, tmp_path: Path) -> None:
 
 
 def test_networks_that_compute_the_same_share_nothing_new(line: Line) -> None:
-    """T4: each is what it would begin as, and stays that; nothing of mass is made or lost."""
+    """T4: each network equals what its parent derives, and sharing leaves it unchanged."""
     states = dict(line.states)
     for parent, child in pairwise(line.lineages):
         born = inherit(child.map, line.networks[child.id], line.networks[parent.id], states[parent.id], seed=0)
         states[child.id] = dict(born)
     for decay in (0.5, 1.0):
-        found = line.shared(states, decay=decay)
+        shared = line.shared(states, decay=decay)
         for name, own in states.items():
-            for key, one in own.items():
-                torch.testing.assert_close(found[name][key], one, rtol=1e-6, atol=1e-6)
+            for key, tensor in own.items():
+                torch.testing.assert_close(shared[name][key], tensor, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("share", ["transform", "crop"])
 def test_without_anything_left_of_the_decay_all_keep_their_bits(line: Line, share: Share) -> None:
     """T4 with eta = 0: the rounds since a network appeared are one or more."""
-    states = altered(line.states, 3)
-    found = line.shared(states, share=share, decay=0.0)
-    assert all(have_same_bits(found[name], own) for name, own in states.items())
+    states = perturb(line.states, 3)
+    shared = line.shared(states, share=share, decay=0.0)
+    assert all(have_same_bits(shared[name], own) for name, own in states.items())
 
 
 def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
-    """Equation 5, against the weights that the child would begin with if it were born of the parent as that is now."""
-    states = altered(line.states, 4)
+    """Equation 5, with the weights that the child would begin with if derived from the parent's current weights."""
+    states = perturb(line.states, 4)
     parent, child = line.lineages[:2]
-    image, ours = line.born(states)[child.id], inherited_elements(line)[child.id]
+    image, inherited = line.born(states)[child.id], inherited_elements(line)[child.id]
     apart = line.apart(states, child.id, parent.id)
     alike = line.parameters[parent.id] / line.parameters[child.id]
     assert 0 < alike < 1
     for by, age in (("network", ROUND - child.born_round), ("run", ROUND)):
         for normalised in (True, False):
             fading = 0.9**age
-            found = line.shared(states, decay_by=by, normalised=normalised)[child.id]
+            shared = line.shared(states, decay_by=by, normalised=normalised)[child.id]
             for key, own in states[child.id].items():
-                share = alike * (fading if normalised else 1.0)
-                expected = (own + alike * fading * (image[key] + apart[key])) / (1 + share)
-                expected = torch.where(ours[key], expected, own)
-                torch.testing.assert_close(found[key], expected, rtol=1e-5, atol=1e-5)
-                assert torch.equal(found[key][~ours[key]], own[~ours[key]])
+                weight = alike * (fading if normalised else 1.0)
+                expected = (own + alike * fading * (image[key] + apart[key])) / (1 + weight)
+                expected = torch.where(inherited[key], expected, own)
+                torch.testing.assert_close(shared[key], expected, rtol=1e-5, atol=1e-5)
+                assert torch.equal(shared[key][~inherited[key]], own[~inherited[key]])
 
 
 @pytest.mark.slow
 def test_copies_stay_apart(line: Line) -> None:
-    """What a child's copies have in common moves towards the parent; what tells them apart stays, round after round."""
-    states = altered(line.states, 7)
-    parent, child = (one.id for one in line.lineages[:2])
-    before, found = line.apart(states, child, parent), states
+    """The common part of a child's copies moves towards the parent; their differences stay, round after round."""
+    states = perturb(line.states, 7)
+    parent, child = (lineage.id for lineage in line.lineages[:2])
+    before, current = line.apart(states, child, parent), states
     for _ in range(20):
-        found = {**states, child: line.shared(found, decay=1.0)[child]}
-    after, born = line.apart(found, child, parent), line.born(states)[child]
+        current = {**states, child: line.shared(current, decay=1.0)[child]}
+    after, born = line.apart(current, child, parent), line.born(states)[child]
     copied = 0
-    for key, ours in inherited_elements(line)[child].items():
-        torch.testing.assert_close(after[key][ours], before[key][ours], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close((found[child][key] - after[key])[ours], born[key][ours], rtol=1e-3, atol=1e-3)
-        copied += int(before[key][ours].abs().sum() > 0)
+    for key, inherited in inherited_elements(line)[child].items():
+        torch.testing.assert_close(after[key][inherited], before[key][inherited], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            (current[child][key] - after[key])[inherited], born[key][inherited], rtol=1e-3, atol=1e-3
+        )
+        copied += int(before[key][inherited].abs().sum() > 0)
     assert copied, "the child has copies"
 
 
 def test_what_lies_in_front_is_shared_as_published(line: Line) -> None:
-    """With "crop" the parent lies in the front of every axis, and what is beyond stays as it is."""
-    states = altered(line.states, 5)
-    parent, child = (one.id for one in line.lineages[:2])
-    found = line.shared(states, share="crop")[child]
+    """With "crop" the parent is at the front of every axis, and the rest is unchanged."""
+    states = perturb(line.states, 5)
+    parent, child = (lineage.id for lineage in line.lineages[:2])
+    shared = line.shared(states, share="crop")[child]
     weight = line.parameters[parent] / line.parameters[child] * 0.9 ** (ROUND - line.lineages[1].born_round)
     moved = 0
     for key, own in states[child].items():
@@ -212,31 +216,31 @@ def test_what_lies_in_front_is_shared_as_published(line: Line) -> None:
             front = tuple(slice(0, size) for size in states[parent][key].shape)
             expected[front] = (own[front] + weight * states[parent][key]) / (1 + weight)
             moved += int(states[parent][key].shape != own.shape)
-        torch.testing.assert_close(found[key], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(shared[key], expected, rtol=1e-5, atol=1e-6)
     assert moved, "the child is wider somewhere"
 
 
 @pytest.mark.slow
 def test_grandchildren_take_in_both(line: Line) -> None:
-    """Likeness is that of the ends, and what the first has comes through both maps."""
-    states = altered(line.states, 6)
-    first, second, third = (one.id for one in line.lineages)
+    """The similarity is that of the two ends, and the first network's weights come through both maps."""
+    states = perturb(line.states, 6)
+    first, second, third = (lineage.id for lineage in line.lineages)
     through = line.born({**states, second: line.born(states)[second]})[third]
     direct = line.born(states)[third]
     fading = 0.9 ** (ROUND - line.lineages[2].born_round)
     weights = [fading * line.parameters[name] / line.parameters[third] for name in (first, second)]
-    found = line.shared(states)[third]
-    everywhere = inherited_elements(line)
-    kept = line.born({**states, second: {key: one.float() for key, one in everywhere[second].items()}})[third]
-    whole = {key: kept[key] != 0 for key in kept}  # whose origin is the first network
+    shared = line.shared(states)[third]
+    inherited = inherited_elements(line)
+    traced = line.born({**states, second: {key: mask.float() for key, mask in inherited[second].items()}})[third]
+    whole = {key: traced[key] != 0 for key in traced}  # elements that come from the first network
     for key, own in states[third].items():
-        both = everywhere[third][key] & whole[key]
-        given = (
+        both = inherited[third][key] & whole[key]
+        contributions = (
             through[key] + line.apart(states, third, first)[key],
             direct[key] + line.apart(states, third, second)[key],
         )
-        expected = (own + weights[0] * given[0] + weights[1] * given[1]) / (1 + sum(weights))
-        torch.testing.assert_close(found[key][both], expected[both], rtol=1e-5, atol=1e-5)
+        expected = (own + weights[0] * contributions[0] + weights[1] * contributions[1]) / (1 + sum(weights))
+        torch.testing.assert_close(shared[key][both], expected[both], rtol=1e-5, atol=1e-5)
 
 
 @settings(deadline=None)
@@ -250,7 +254,7 @@ def test_likeness_multiplies_along_a_lineage(parts: list[int]) -> None:
 
 @pytest.mark.slow
 def test_each_network_has_a_server_optimiser_of_its_own(tmp_path: Path) -> None:
-    """FedYogi under FedTrans: what it remembers of a network is of that network's tensors, and begins with it."""
+    """FedYogi under FedTrans: the moments of a network are for its tensors, and begin with the network."""
     method = replace(METHOD, mu=0.1)
     state, _ = family(method, tmp_path / "yogi", server_optimiser=ServerYogi())
     plain, _ = family(method, tmp_path / "plain")
@@ -260,20 +264,20 @@ def test_each_network_has_a_server_optimiser_of_its_own(tmp_path: Path) -> None:
     for name in ("", "m1"):
         own = state.of(name)
         assert own.moments
-        for kept in own.moments.values():
-            assert {key: one.shape for key, one in kept.items()}.items() <= {
-                key: one.shape for key, one in own.shared.items()
+        for moment in own.moments.values():
+            assert {key: tensor.shape for key, tensor in moment.items()}.items() <= {
+                key: tensor.shape for key, tensor in own.shared.items()
             }.items()
     training = method.roles().training.for_round(TrainingSettings(), 1)
     assert (training.objective.proximal, training.proximal_mu) == (True, 0.1)
 
 
 def test_a_child_of_drawn_weights_shares_by_the_front(line: Line) -> None:
-    """Without warm-up there is no map that the networks grew by."""
+    """Without warm-up, networks have no replication map."""
     first, second, _ = line.lineages
     drawn = Line.__new__(Line)
     drawn.lineages = (first, replace(second, map=Drawn()))
     drawn.networks, drawn.parameters = line.networks, line.parameters
-    states = {name: own for name, own in altered(line.states, 8).items() if name != line.lineages[2].id}
+    states = {name: own for name, own in perturb(line.states, 8).items() if name != line.lineages[2].id}
     crop, transform = (drawn.shared(states, share=share)[second.id] for share in ("crop", "transform"))
     assert have_same_bits(crop, transform)

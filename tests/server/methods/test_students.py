@@ -1,4 +1,4 @@
-"""Whom the whole model teaches after a round."""
+"""The submodels that the whole model teaches after a round."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,19 +19,21 @@ from subfleet.testing.rounds import RATES, DrawnClient, draw_state, make_context
 LESSONS = DistillationSettings(iterations=1, batch_size=2)
 
 
-def students(method: AnyMethod, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = 1) -> list[Architecture]:
-    """Whom a round of twelve clients ends with."""
-    found: list[Architecture] = []
+def list_students(
+    method: AnyMethod, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = 1
+) -> list[Architecture]:
+    """Return the submodels taught at the end of a round of twelve clients."""
+    taught: list[Architecture] = []
 
-    def nothing(network: object, state: object, architectures: Sequence[Architecture], *more: object) -> object:
-        found.extend(architectures)
+    def record(network: object, state: object, architectures: Sequence[Architecture], *more: object) -> object:
+        taught.extend(architectures)
         return state
 
-    monkeypatch.setattr(network_aggregation, "distil", nothing)
+    monkeypatch.setattr(network_aggregation, "distil", record)
     context = make_context(method, distillation=LESSONS)
-    clients = [DrawnClient(name=f"client{place}", size=0) for place in range(12)]
+    clients = [DrawnClient(name=f"client{index}", size=0) for index in range(12)]
     play(context, draw_state(context.network), clients, folder, number)
-    return found
+    return taught
 
 
 def test_students_of_dynamic_selection_are_of_the_space_that_it_searches(
@@ -39,15 +41,15 @@ def test_students_of_dynamic_selection_are_of_the_space_that_it_searches(
 ) -> None:
     context = make_context(DynamicSelection(estimates="estimated", rates=RATES))
     space = search_space(context.network, RATES)
-    found = students(DynamicSelection(estimates="estimated", rates=RATES), tmp_path, monkeypatch)
-    assert len(found) == 12
-    assert found[0] == space.architecture(space.smallest)
-    assert all(space.holds(one) for one in found)
+    taught = list_students(DynamicSelection(estimates="estimated", rates=RATES), tmp_path, monkeypatch)
+    assert len(taught) == 12
+    assert taught[0] == space.architecture(space.smallest)
+    assert all(space.holds(architecture) for architecture in taught)
     assert space.count() > 10 * len(context.space)
-    uniform = {one.architecture_id for one in context.space}
-    # The fraction of the space that is uniform is so small that of 11 draws hardly one is.
-    assert sum(one.architecture_id in uniform for one in found[1:]) < 3
-    assert found != students(DynamicSelection(estimates="estimated", rates=RATES), tmp_path, monkeypatch, 2)
+    uniform = {architecture.architecture_id for architecture in context.space}
+    # Uniform submodels are such a small fraction of the space that hardly one of 11 draws is uniform.
+    assert sum(architecture.architecture_id in uniform for architecture in taught[1:]) < 3
+    assert taught != list_students(DynamicSelection(estimates="estimated", rates=RATES), tmp_path, monkeypatch, 2)
 
 
 @pytest.mark.slow
@@ -56,9 +58,9 @@ def test_students_of_other_methods_are_sizes_of_their_own_where_they_put_them(
 ) -> None:
     for method, kind in ((HeteroFL(), None), (FedRolex(), Roll), (FederatedDropout(), Explicit)):
         context = make_context(method)
-        found = students(method, tmp_path, monkeypatch, 2)
-        sizes = [context.network.size_of(one).architecture_id for one in found]
+        taught = list_students(method, tmp_path, monkeypatch, 2)
+        sizes = [context.network.size_of(architecture).architecture_id for architecture in taught]
         assert sizes[0] == min(context.space, key=context.network.parameter_count).architecture_id
-        assert set(sizes) <= {one.architecture_id for one in context.space}
+        assert set(sizes) <= {architecture.architecture_id for architecture in context.space}
         if kind is not None:
-            assert all(isinstance(kept, kind) for one in found for _, kept in one.axes)
+            assert all(isinstance(indices, kind) for architecture in taught for _, indices in architecture.axes)

@@ -1,4 +1,4 @@
-"""Unions of networks that clients bring: what a run begins with, what succeeds them, and what slices keep in them."""
+"""Unions of networks that clients bring: the first union of a run, its successors, and the slices of clients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,9 +54,9 @@ def context_of(method: AnyMethod) -> RunContext:
     return make_context(method, SMALL)
 
 
-def begun(context: RunContext, *brought: AnyFamily) -> tuple[Lineage, ...]:
+def begin_unions(context: RunContext, *brought: AnyFamily) -> tuple[Lineage, ...]:
     assert context.roles.networks.begin is not None
-    names = [f"client{place}" for place in range(len(brought))]
+    names = [f"client{index}" for index in range(len(brought))]
     return context.roles.networks.begin(
         BeginContext(
             network=context.network,
@@ -68,19 +68,19 @@ def begun(context: RunContext, *brought: AnyFamily) -> tuple[Lineage, ...]:
     )
 
 
-def retired(context: RunContext) -> Lineage:
+def make_retired(context: RunContext) -> Lineage:
     return Lineage(id="", config=context.config.model, retired_round=0)
 
 
-def first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelState:
+def load_first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelState:
     before = RunState(lineages=lineages)
     return load_model(context, before, None, Path())  # type: ignore[arg-type]  # without a round, no journal is read
 
 
-def evolving(
+def make_evolution_context(
     context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily
 ) -> EvolutionContext:
-    networks = {one.id: context.declared(one).network for one in lineages if one.living}
+    networks = {lineage.id: context.get_declared(lineage).network for lineage in lineages if lineage.living}
     return EvolutionContext(
         round=2,
         seed=3,
@@ -96,18 +96,18 @@ def evolving(
     )
 
 
-def grown(context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolution:
+def evolve(context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolution:
     assert context.roles.networks.evolve is not None
-    return context.roles.networks.evolve(evolving(context, state, lineages, *brought))
+    return context.roles.networks.evolve(make_evolution_context(context, state, lineages, *brought))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_run_begins_with_one_union_of_all_networks_of_a_family(method: AnyMethod) -> None:
-    (union,) = begun(context_of(method), SMALL, DEEP, SMALL, WIDE)
+    (union,) = begin_unions(context_of(method), SMALL, DEEP, SMALL, WIDE)
     assert (union.id, union.config) == ("union1", replace(SMALL, widths=(16,), depths=(3,)))
     assert union.members == (SMALL, DEEP, WIDE)
     assert "3 networks of family mlp" in union.reason
-    sizes = context_of(method).declared(union).members
+    sizes = context_of(method).get_declared(union).members
     assert set(sizes) == {SMALL, DEEP, WIDE}
     for family, size in sizes.items():
         own = network_of(family)
@@ -116,35 +116,35 @@ def test_a_run_begins_with_one_union_of_all_networks_of_a_family(method: AnyMeth
 
 def test_networks_that_have_no_union_have_each_their_own() -> None:
     context = context_of(FedADP(choice="declared"))
-    unions = begun(context, SMALL, OTHER, WIDE)
-    assert [(one.id, one.members) for one in unions] == [("union1", (SMALL, WIDE)), ("union2", (OTHER,))]
-    assert begun(context) == ()
+    unions = begin_unions(context, SMALL, OTHER, WIDE)
+    assert [(union.id, union.members) for union in unions] == [("union1", (SMALL, WIDE)), ("union2", (OTHER,))]
+    assert begin_unions(context) == ()
 
 
 def test_a_network_that_no_server_can_hold_is_in_no_union() -> None:
     huge = replace(SMALL, widths=(8192,), depths=(3,))  # 400 million parameters
-    (union,) = begun(context_of(FlexiFed(choice="declared")), huge, SMALL)
+    (union,) = begin_unions(context_of(FlexiFed(choice="declared")), huge, SMALL)
     assert union.members == (SMALL,)
 
 
 def test_fedadp_joins_only_what_can_be_copied() -> None:
-    """A norm over a whole stream measures the same where its width is a whole multiple, and not else."""
+    """A norm over a whole stream measures the same only if the width is a whole multiple."""
     vit = Vit(input_shape=(1, 8, 8), class_count=4, widths=(8,), depths=(1,), heads=(2,), patch=4, head_width=4)
     wider = replace(vit, widths=(12,))
     unions = SLICES.join((vit, wider))
     assert unions is not None
     context = make_context(FedADP(choice="declared"), vit)
-    assert [one.members for one in begun(context, vit, wider)] == [(vit,), (wider,)]
-    assert [one.members for one in begun(context, vit, replace(vit, widths=(16,)))] == [
+    assert [union.members for union in begin_unions(context, vit, wider)] == [(vit,), (wider,)]
+    assert [union.members for union in begin_unions(context, vit, replace(vit, widths=(16,)))] == [
         (vit, replace(vit, widths=(16,)))
     ]
 
 
 def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     context = context_of(FedADP(choice="declared"))
-    before = (retired(context), *begun(context, SMALL, OTHER))
-    state = first_model(context, before)
-    answer = grown(context, state, before, WIDE, DEEP)
+    before = (make_retired(context), *begin_unions(context, SMALL, OTHER))
+    state = load_first_model(context, before)
+    answer = evolve(context, state, before, WIDE, DEEP)
     (born,) = answer.born
     assert (born.id, born.parent, born.map.TYPE, born.members) == (
         "union3",
@@ -154,89 +154,101 @@ def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     )
     assert (answer.retired, born.born_round) == (("union1",), 2)
     assert "2 more networks of family mlp" in born.reason
-    after, lineages = apply_evolution(context, evolving(context, state, before, WIDE, DEEP), answer)
+    after, lineages = apply_evolution(context, make_evolution_context(context, state, before, WIDE, DEEP), answer)
     assert after.network_ids == ("union2", "union3")
-    assert [one.id for one in lineages if one.living] == ["union2", "union3"]
-    # What is there already, and what a union holds without growing, have it succeeded by a copy or not at all.
-    assert not grown(context, after, lineages).born
+    assert [lineage.id for lineage in lineages if lineage.living] == ["union2", "union3"]
+    # Known networks do not lead to a successor, and a network that fits in the union leads to a copy of it.
+    assert not evolve(context, after, lineages).born
     inside = replace(SMALL, depths=(2,))
-    again = grown(context, after, lineages, inside)
+    again = evolve(context, after, lineages, inside)
     assert (again.born[0].map.TYPE, again.born[0].config) == ("copied", born.config)
     assert have_same_bits(again.states[again.born[0].id].shared, after.of("union3").shared)
 
 
-def drawn(network: Network, seed: int) -> dict[str, Tensor]:
+def draw_tensors(network: Network, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
 
 
-def member(context: RunContext, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
-    size = context.declared(lineage).members[family]
+def make_member(context: RunContext, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
+    size = context.get_declared(lineage).members[family]
     return Participant(client_id=client_id, architecture=size, size=size)
 
 
-def trained(context: RunContext, lineage: Lineage, state: ModelState) -> ModelState:
-    """Every copy that the clients have is drawn, and so is what is shared."""
-    network = context.declared(lineage).network
+def train_state(context: RunContext, lineage: Lineage, state: ModelState) -> ModelState:
+    """Return a state with drawn shared tensors and drawn copies for every client."""
+    network = context.get_declared(lineage).network
     own = state.of(lineage.id)
     sizes = (
-        tuple(sorted(context.declared(lineage).members.values())) if context.roles.aggregator.groups_by_sizes else ()
+        tuple(sorted(context.get_declared(lineage).members.values()))
+        if context.roles.aggregator.groups_by_sizes
+        else ()
     )
     copies: dict[str, Any] = {}
-    for place, family in enumerate(lineage.members):
-        client = member(context, lineage, f"client{place}", family)
+    for index, family in enumerate(lineage.members):
+        client = make_member(context, lineage, f"client{index}", family)
         for name, key in context.roles.aggregator.sharing_groups(network, client, sizes).items():
             if key:
-                copies.setdefault(key, {})[name] = drawn(network, place + 5)[name]
-    return state.with_network(lineage.id, replace(own, shared=drawn(network, 1), copies=copies, sizes=sizes))
+                copies.setdefault(key, {})[name] = draw_tensors(network, index + 5)[name]
+    return state.with_network(lineage.id, replace(own, shared=draw_tensors(network, 1), copies=copies, sizes=sizes))
 
 
 @pytest.mark.parametrize("method", METHODS[:-1], ids=repr)
 def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMethod) -> None:
-    """To the last bit, whatever is shared with whom."""
+    """To the last bit, however clients share tensors."""
     context = context_of(method)
-    before = (retired(context), *begun(context, SMALL, DEEP))
-    state = trained(context, before[1], first_model(context, before))
+    before = (make_retired(context), *begin_unions(context, SMALL, DEEP))
+    state = train_state(context, before[1], load_first_model(context, before))
     after, lineages = apply_evolution(
-        context, evolving(context, state, before, WIDE), grown(context, state, before, WIDE)
+        context, make_evolution_context(context, state, before, WIDE), evolve(context, state, before, WIDE)
     )
     assert (lineages[-1].map.TYPE, lineages[-1].config) == ("placed", replace(SMALL, widths=(16,), depths=(3,)))
     views = Views(context=context, samples=torch.zeros(1))
-    for place, family in enumerate((SMALL, DEEP)):
+    for index, family in enumerate((SMALL, DEEP)):
         seen = []
         for lineage, model in ((before[1], state), (lineages[-1], after)):
-            who = member(context, lineage, f"client{place}", family)
-            seen.append(extract(context.declared(lineage).network, who.architecture, views.of(model, who).tensors))
+            participant = make_member(context, lineage, f"client{index}", family)
+            seen.append(
+                extract(
+                    context.get_declared(lineage).network,
+                    participant.architecture,
+                    views.of(model, participant).tensors,
+                )
+            )
         assert have_same_bits(seen[0], seen[1])
-    assert {one.network for one in after.of("union2").sizes} <= {"union2"}
+    assert {size.network for size in after.of("union2").sizes} <= {"union2"}
     assert len(after.of("union2").sizes) == len(state.of("union1").sizes)
 
 
 def test_an_architecture_is_the_same_in_every_union() -> None:
     wide, wider = network_of(WIDE), network_of(replace(WIDE, widths=(24,), depths=(4,)))
-    own = [hash_architecture(one, size_in(one, network_of(SMALL))) for one in (wide, wider)]
+    own = [hash_architecture(network, size_in(network, network_of(SMALL))) for network in (wide, wider)]
     assert own[0] == own[1]
     assert hash_architecture(wide, wide.full_architecture()) not in own
 
 
-def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) -> None:
-    """Through the server's aggregation, with a client that trained nothing new."""
+def test_an_aggregation_with_a_new_network_ends_with_its_union(tmp_path: Path) -> None:
+    """By the server's aggregation, with one client of the earlier union."""
     context = context_of(FedADP(choice="declared"))
-    before = (retired(context), *begun(context, SMALL))
-    state = first_model(context, before)
-    declared = context.declared(before[1])
+    before = (make_retired(context), *begin_unions(context, SMALL))
+    state = load_first_model(context, before)
+    declared = context.get_declared(before[1])
     alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)
     client = store_update(alone, DrawnClient(name="ada", size=0), blobs)
     aggregated = aggregate_clients(context, blobs, state, 1, [client], None, before, (WIDE,))
-    assert [one.id for one in aggregated.lineages] == ["", "union1", "union2"]
+    assert [lineage.id for lineage in aggregated.lineages] == ["", "union1", "union2"]
     assert aggregated.state.network_ids == ("union2",)
     assert aggregated.aggregated.network_ids == ("union1",)
     larger = aggregated.lineages[-1]
     views = Views(context=context, samples=torch.zeros(1))
     seen = []
     for lineage, model in ((before[1], aggregated.aggregated), (larger, aggregated.state)):
-        who = member(context, lineage, "ada", SMALL)
-        seen.append(extract(context.declared(lineage).network, who.architecture, views.of(model, who).tensors))
+        participant = make_member(context, lineage, "ada", SMALL)
+        seen.append(
+            extract(
+                context.get_declared(lineage).network, participant.architecture, views.of(model, participant).tensors
+            )
+        )
     for name, tensor in seen[0].items():
         torch.testing.assert_close(seen[1][name], tensor, rtol=1e-5, atol=1e-6)

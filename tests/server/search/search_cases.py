@@ -1,4 +1,4 @@
-"""A small space, its cost estimates and devices that the tests of searches share."""
+"""A small space, its cost estimates and device queries, shared by the tests of searches."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -49,9 +49,9 @@ def stream(*names: object) -> Random:
     return Random(hashlib.sha256(repr(names).encode()).digest())
 
 
-def between(low: float, high: float, share: float) -> int:
-    """Below the low end at a fraction of 0, above the high end at 1, with all orders of size alike between them."""
-    return int(low * 0.8 * (high / low * 1.5) ** share)
+def log_between(low: float, high: float, fraction: float) -> int:
+    """Return an amount that is below `low` at fraction 0, above `high` at 1, and exponential in the fraction."""
+    return int(low * 0.8 * (high / low * 1.5) ** fraction)
 
 
 def query_at(memory: float, link: float, *, macs: float | None = None) -> Query:
@@ -59,10 +59,10 @@ def query_at(memory: float, link: float, *, macs: float | None = None) -> Query:
     return Query(
         target=TARGET,
         limits=Budget(
-            memory_bytes=between(low.training_memory_bytes[TARGET], high.training_memory_bytes[TARGET], memory),
-            downlink_bytes=between(low.weight_bytes, high.weight_bytes, link),
-            uplink_bytes=between(low.update_bytes, high.update_bytes, min(link + 0.1, 1)),
-            forward_macs=None if macs is None else between(low.forward_macs, high.forward_macs, macs),
+            memory_bytes=log_between(low.training_memory_bytes[TARGET], high.training_memory_bytes[TARGET], memory),
+            downlink_bytes=log_between(low.weight_bytes, high.weight_bytes, link),
+            uplink_bytes=log_between(low.update_bytes, high.update_bytes, min(link + 0.1, 1)),
+            forward_macs=None if macs is None else log_between(low.forward_macs, high.forward_macs, macs),
         ),
     )
 
@@ -74,43 +74,47 @@ def queries(count: int, seed: int = 0) -> list[Query]:
 
 @st.composite
 def any_query(draw: st.DrawFn) -> Query:
-    """Budgets in every currency, some of which nothing fits."""
+    """Queries with any combination of limits, including limits that no submodel meets."""
     low, high = ends()
-    share = st.floats(0, 1)
-    down = st.none() | share.map(lambda at: between(low.weight_bytes, high.weight_bytes, at))
-    up = st.none() | share.map(lambda at: between(low.update_bytes, high.update_bytes, at))
+    fractions = st.floats(0, 1)
+    down = st.none() | fractions.map(lambda fraction: log_between(low.weight_bytes, high.weight_bytes, fraction))
+    up = st.none() | fractions.map(lambda fraction: log_between(low.update_bytes, high.update_bytes, fraction))
     return Query(
         target=TARGET,
         limits=Budget(
-            memory_bytes=between(low.training_memory_bytes[TARGET], high.training_memory_bytes[TARGET], draw(share)),
+            memory_bytes=log_between(
+                low.training_memory_bytes[TARGET], high.training_memory_bytes[TARGET], draw(fractions)
+            ),
             downlink_bytes=draw(down),
             uplink_bytes=draw(up),
-            forward_macs=draw(st.none() | share.map(lambda at: between(low.forward_macs, high.forward_macs, at))),
+            forward_macs=draw(
+                st.none() | fractions.map(lambda fraction: log_between(low.forward_macs, high.forward_macs, fraction))
+            ),
         ),
         below_parameters=draw(st.none() | st.integers(0, high.parameters)),
     )
 
 
-def _richer(draw: st.DrawFn, limit: int | None) -> int | None:
-    """A limit that is no closer; none at all is the widest."""
+def _relax_limit(draw: st.DrawFn, limit: int | None) -> int | None:
+    """Draw a limit that is at least as wide; `None` is the widest."""
     return None if limit is None or draw(st.booleans()) else limit + draw(st.integers(0, 2 * limit))
 
 
 @st.composite
-def poorer_and_richer(draw: st.DrawFn) -> tuple[Query, Query]:
+def tight_and_loose_queries(draw: st.DrawFn) -> tuple[Query, Query]:
     query = draw(any_query())
     limits = query.limits
-    more = Budget(
+    looser = Budget(
         memory_bytes=limits.memory_bytes + draw(st.integers(0, 2 * limits.memory_bytes)),
-        downlink_bytes=_richer(draw, limits.downlink_bytes),
-        uplink_bytes=_richer(draw, limits.uplink_bytes),
-        forward_macs=_richer(draw, limits.forward_macs),
+        downlink_bytes=_relax_limit(draw, limits.downlink_bytes),
+        uplink_bytes=_relax_limit(draw, limits.uplink_bytes),
+        forward_macs=_relax_limit(draw, limits.forward_macs),
     )
-    return query, replace(query, limits=more)
+    return query, replace(query, limits=looser)
 
 
 def within(candidate: Candidate, query: Query) -> bool:
-    """Whether a submodel stays within every budget, told one number at a time."""
+    """Whether a submodel meets every limit of a query, checked one by one."""
     limits = query.limits
     return (
         candidate.training_memory_bytes[query.target] <= limits.memory_bytes
@@ -135,7 +139,7 @@ class ListedSearch:
     def with_estimates(self, costs: CostEstimates) -> "ListedSearch":
         return self
 
-    def learn(self, found: Sequence[FoundSize]) -> "ListedSearch":
+    def learn(self, sizes: Sequence[FoundSize]) -> "ListedSearch":
         return self
 
     def best(self, query: Query) -> Fit | None:
@@ -149,7 +153,7 @@ def exhaustive_search(space: SearchSpace, costs: CostEstimates = estimate) -> Li
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a search gave one device, and what it came by on its way."""
+    """The result of a search for one device, and the sizes explored on the way."""
 
     fit: Fit | None
     explored: tuple[FoundSize, ...]
@@ -161,7 +165,7 @@ class Answer:
 
 @dataclass(kw_only=True)
 class Serving:
-    """A search in use: what it has learned takes its place."""
+    """A search that is replaced by its updated copy whenever it learns."""
 
     search: Search
 
@@ -177,8 +181,8 @@ class Serving:
     def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
         return self.search.explore(query, rng)
 
-    def learn(self, found: Sequence[FoundSize]) -> None:
-        self.search = self.search.learn(found)
+    def learn(self, sizes: Sequence[FoundSize]) -> None:
+        self.search = self.search.learn(sizes)
 
     def best(self, query: Query) -> Fit | None:
         return self.search.best(query)
@@ -199,13 +203,15 @@ def pareto_search(
     return Serving(search=ParetoSearch.begin(space, estimated, TARGET, uniform=uniform, settings=settings))
 
 
-def answered(search: Serving, query: Query, rng: Random) -> Answer:
-    """Look, learn and answer, as for a device that is alone in its round."""
+def answer_query(search: Serving, query: Query, rng: Random) -> Answer:
+    """Explore, learn and answer, as for a device that is alone in its round."""
     explored = search.explore(query, rng)
     search.learn(explored)
     return Answer(fit=search.best(query), explored=explored)
 
 
-def run(search: Serving, asked: list[Query], *, first: int = 0) -> list[Answer]:
-    """Serve devices one after the other, each with a stream of its own."""
-    return [answered(search, query, stream("device", place)) for place, query in enumerate(asked, start=first)]
+def run(search: Serving, device_queries: list[Query], *, first: int = 0) -> list[Answer]:
+    """Answer the queries of devices one after the other, each with its own random stream."""
+    return [
+        answer_query(search, query, stream("device", index)) for index, query in enumerate(device_queries, start=first)
+    ]

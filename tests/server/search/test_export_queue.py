@@ -30,44 +30,47 @@ from subfleet.search.queue import (
     request_program,
 )
 
-UNIFORM_ESTIMATES = sorted(map(estimate, UNIFORM), key=lambda one: one.order)
+UNIFORM_ESTIMATES = sorted(map(estimate, UNIFORM), key=lambda candidate: candidate.order)
 
 
-def _planned(candidate: Candidate, more: float) -> Candidate:
-    memory = {name: int(needed * more) for name, needed in candidate.training_memory_bytes.items()}
+def _scale_memory(candidate: Candidate, factor: float) -> Candidate:
+    memory = {name: int(needed * factor) for name, needed in candidate.training_memory_bytes.items()}
     return replace(candidate, training_memory_bytes=MappingProxyType(memory))
 
 
-def _given(written: Iterable[Candidate], query: Query, space: Iterable[Candidate] = ()) -> Candidate | None:
-    return give_written(written, tuple(space), lambda one: satisfies(one, query))
+def _choose_written(written: Iterable[Candidate], query: Query, space: Iterable[Candidate] = ()) -> Candidate | None:
+    return give_written(written, tuple(space), lambda candidate: satisfies(candidate, query))
 
 
-def _requested_program(place: int, lost: float, target: str = "onnx") -> RequestedProgram:
-    return RequestedProgram(program=SizedProgram(size=UNIFORM_ESTIMATES[place].architecture, target=target), lost=lost)
+def _requested_program(index: int, lost: float, target: str = "onnx") -> RequestedProgram:
+    return RequestedProgram(program=SizedProgram(size=UNIFORM_ESTIMATES[index].architecture, target=target), lost=lost)
 
 
 def test_a_device_gets_the_largest_written_size_that_fits() -> None:
     query, (smallest, largest) = query_at(0.6, 0.6), ends()
-    fitting = [one for one in UNIFORM_ESTIMATES if satisfies(one, query)]
+    fitting = [candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)]
     assert 2 < len(fitting) < len(UNIFORM_ESTIMATES), "the budget is between the sizes"
-    assert _given([smallest, fitting[1], largest], query, UNIFORM_ESTIMATES) == fitting[1]
-    assert _given([fitting[-1], fitting[1], smallest], query, UNIFORM_ESTIMATES) == fitting[-1]
+    assert _choose_written([smallest, fitting[1], largest], query, UNIFORM_ESTIMATES) == fitting[1]
+    assert _choose_written([fitting[-1], fitting[1], smallest], query, UNIFORM_ESTIMATES) == fitting[-1]
 
 
 def test_the_exact_plan_of_a_written_size_decides() -> None:
     query = query_at(0.6, 1)
-    best = max((one for one in UNIFORM_ESTIMATES if satisfies(one, query)), key=lambda one: one.order)
-    assert _given([_planned(best, 10), ends()[0]], query) == ends()[0]
-    assert _given([_planned(ends()[1], 1e-6)], query) == _planned(ends()[1], 1e-6)
+    best = max(
+        (candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)),
+        key=lambda candidate: candidate.order,
+    )
+    assert _choose_written([_scale_memory(best, 10), ends()[0]], query) == ends()[0]
+    assert _choose_written([_scale_memory(ends()[1], 1e-6)], query) == _scale_memory(ends()[1], 1e-6)
 
 
 def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -> None:
     query = query_at(0.5, 0.5)
-    fitting = [one for one in UNIFORM_ESTIMATES if satisfies(one, query)]
+    fitting = [candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)]
     for written in ([], [ends()[1]]):
-        assert _given(written, query, UNIFORM_ESTIMATES) == fitting[-1]
-        assert _given(written, query) is None
-    assert _given([], query_at(0, 0), UNIFORM_ESTIMATES) is None
+        assert _choose_written(written, query, UNIFORM_ESTIMATES) == fitting[-1]
+        assert _choose_written(written, query) is None
+    assert _choose_written([], query_at(0, 0), UNIFORM_ESTIMATES) is None
 
 
 def test_a_requested_program_tells_which_share_of_its_parameters_is_lost() -> None:
@@ -76,16 +79,18 @@ def test_a_requested_program_tells_which_share_of_its_parameters_is_lost() -> No
     lost = (best.parameters - now.parameters) / best.parameters
     assert requested_program == RequestedProgram(program=SizedProgram(size=best.architecture, target="onnx"), lost=lost)
     assert request_program(best, best, "onnx") is None
-    assert request_program(now, best, "onnx") is None, "nothing is lost by what has more"
+    assert request_program(now, best, "onnx") is None, "a larger submodel loses nothing"
 
 
-@pytest.mark.parametrize("share", [0.98, 1.02])
-def test_what_gains_next_to_nothing_is_no_requested_program(share: float) -> None:
-    def having(parameters: float) -> Candidate:
+@pytest.mark.parametrize("fraction", [0.98, 1.02])
+def test_a_program_with_a_negligible_gain_is_not_requested(fraction: float) -> None:
+    def with_parameters(parameters: float) -> Candidate:
         return replace(ends()[0], parameters=int(parameters))
 
-    requested_program = request_program(having(10**9), having((1 - share * LEAST_GAIN) * 10**9), "onnx")
-    assert (requested_program is None) == (share < 1)
+    requested_program = request_program(
+        with_parameters(10**9), with_parameters((1 - fraction * LEAST_GAIN) * 10**9), "onnx"
+    )
+    assert (requested_program is None) == (fraction < 1)
 
 
 def test_programs_are_begun_up_to_the_limit_and_those_first_that_lose_most_together() -> None:
@@ -104,7 +109,7 @@ def test_programs_are_begun_up_to_the_limit_and_those_first_that_lose_most_toget
     assert rank_requested(requested_programs, (), 0) == ()
 
 
-def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> None:
+def test_written_programs_are_not_begun_again_and_each_target_has_its_own() -> None:
     requested_programs = [
         _requested_program(3, 0.5),
         _requested_program(3, 0.4, "executorch"),
@@ -139,16 +144,16 @@ def test_what_is_lost_falls_as_programs_are_written() -> None:
     written = {ends()[0].architecture.architecture_id: ends()[0]}
     losses = []
     for number in range(8):
-        asked = [query for query in queries(12, seed=number) if satisfies(ends()[0], query)]
+        round_queries = [query for query in queries(12, seed=number) if satisfies(ends()[0], query)]
         requested_programs = []
-        for query, answer in zip(asked, run(search, asked, first=100 * number), strict=True):
-            now = _given(written.values(), query)
+        for query, answer in zip(round_queries, run(search, round_queries, first=100 * number), strict=True):
+            now = _choose_written(written.values(), query)
             assert answer.fit is not None
             assert now is not None
             requested_programs.append(request_program(answer.fit.candidate, now, query.target))
         losses.append(
             sum(requested_program.lost for requested_program in requested_programs if requested_program is not None)
-            / len(asked)
+            / len(round_queries)
         )
         known = {f"onnx/{name}" for name in written}
         for begun in rank_requested(filter(None, requested_programs), known, 4):

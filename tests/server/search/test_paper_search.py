@@ -4,7 +4,7 @@ from server.search.search_cases import (
     RATES,
     SPACE,
     ListedSearch,
-    answered,
+    answer_query,
     ends,
     estimate,
     exhaustive_search,
@@ -24,10 +24,14 @@ from subfleet.search.searches import PaperSettings
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
     search = paper_search(SPACE)
-    assert [one.architecture for one in search.known] == [one.architecture for one in ends()]
+    assert [candidate.architecture for candidate in search.known] == [candidate.architecture for candidate in ends()]
     run(search, queries(200))
-    assert {one.architecture for one in ends()} < {one.architecture for one in search.known}
-    assert len(search.known) == len(search.pool) + 2 == len({one.architecture.architecture_id for one in search.known})
+    assert {candidate.architecture for candidate in ends()} < {candidate.architecture for candidate in search.known}
+    assert (
+        len(search.known)
+        == len(search.pool) + 2
+        == len({candidate.architecture.architecture_id for candidate in search.known})
+    )
 
 
 @pytest.mark.slow
@@ -52,26 +56,26 @@ def test_the_limit_is_reached_as_often_as_so_many_draws_follow_each_other() -> N
 
 def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken() -> None:
     low = estimate(SPACE.architecture(SPACE.smallest)).training_memory_bytes["onnx"]
-    tight = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
-    found = tight.explored
+    tight = answer_query(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
+    explored = tight.explored
     assert tight.fit is not None
-    assert any(estimate(one.architecture).training_memory_bytes["onnx"] > 3 * low for one in found)
-    assert all(one.drawn for one in found)
-    wide = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.9, 0.9), stream(1))
+    assert any(estimate(size.architecture).training_memory_bytes["onnx"] > 3 * low for size in explored)
+    assert all(size.drawn for size in explored)
+    wide = answer_query(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.9, 0.9), stream(1))
     assert wide.explored == tight.explored, "what is drawn does not depend on the budget"
     assert wide.fit is not None
-    assert wide.fit.candidate.architecture in {one.architecture for one in found}
+    assert wide.fit.candidate.architecture in {size.architecture for size in explored}
 
 
 def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
     search = paper_search(SPACE, PaperSettings(epsilon=1))
     search.learn(
-        [FoundSize(architecture=SPACE.architecture(SPACE.random(stream(place))), drawn=True) for place in range(300)]
+        [FoundSize(architecture=SPACE.architecture(SPACE.random(stream(index))), drawn=True) for index in range(300)]
     )
     for query in queries(50):
         fit = search.best(query)
-        held = [one.parameters for one in search.known if fits(one, "onnx", query.limits)]
-        assert (fit.candidate.parameters if fit else None) == (max(held) if held else None)
+        fitting = [candidate.parameters for candidate in search.known if fits(candidate, "onnx", query.limits)]
+        assert (fit.candidate.parameters if fit else None) == (max(fitting) if fitting else None)
 
 
 def test_a_full_pool_does_not_grow() -> None:
@@ -99,9 +103,11 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     ]
     candidates = order_candidates([estimate(architecture) for architecture in listed])
     for query in queries(200):
-        wanted = next((one for one in reversed(candidates) if fits(one, "onnx", query.limits)), None)
+        expected = next(
+            (candidate for candidate in reversed(candidates) if fits(candidate, "onnx", query.limits)), None
+        )
         for search in searches:
             fit = search.best(query)
             assert (fit.candidate.architecture.architecture_id if fit else None) == (
-                wanted.architecture.architecture_id if wanted else None
+                expected.architecture.architecture_id if expected else None
             )

@@ -11,16 +11,16 @@ from server.search.search_cases import (
     UNIFORM,
     ListedSearch,
     Serving,
-    answered,
+    answer_query,
     estimate,
     exhaustive_search,
     paper_search,
     pareto_search,
-    poorer_and_richer,
     queries,
     query_at,
     run,
     stream,
+    tight_and_loose_queries,
 )
 
 from subfleet.elastic.building import network_of
@@ -41,16 +41,16 @@ MANY = list(enumerate(queries(40, seed=6)))
     "paper", [PaperSettings(), PaperSettings(epsilon=0.3, pool_limit=40), PaperSettings(epsilon=1)]
 )
 def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_width(paper: PaperSettings) -> None:
-    asked = queries(150, seed=3)
-    ours = run(pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), asked)
-    theirs = run(paper_search(SPACE, paper), asked)
-    uniform = run(Serving(search=ListedSearch(UNIFORM)), asked)
-    drawn = [[size for size in answer.explored if size.drawn] for answer in ours]
-    assert drawn == [list(answer.explored) for answer in theirs]
-    for own, other, width in zip(ours, theirs, uniform, strict=True):
-        assert own.parameters >= max(other.parameters, width.parameters)
+    device_queries = queries(150, seed=3)
+    pareto = run(pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), device_queries)
+    plain = run(paper_search(SPACE, paper), device_queries)
+    uniform = run(Serving(search=ListedSearch(UNIFORM)), device_queries)
+    drawn = [[size for size in answer.explored if size.drawn] for answer in pareto]
+    assert drawn == [list(answer.explored) for answer in plain]
+    for answer, plain_answer, uniform_answer in zip(pareto, plain, uniform, strict=True):
+        assert answer.parameters >= max(plain_answer.parameters, uniform_answer.parameters)
     if paper.epsilon < 1:
-        assert sum(one.parameters for one in ours) > sum(one.parameters for one in theirs)
+        assert sum(answer.parameters for answer in pareto) > sum(answer.parameters for answer in plain)
 
 
 def test_an_epsilon_of_one_never_explores() -> None:
@@ -64,10 +64,10 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
     best = exhaustive_search(SPACE)
     run(search, queries(200, seed=8))
-    asked = queries(100, seed=9)
+    test_queries = queries(100, seed=9)
     shares = [
-        own.parameters / fit.candidate.parameters
-        for own, query in zip(run(search, asked, first=1000), asked, strict=True)
+        answer.parameters / fit.candidate.parameters
+        for answer, query in zip(run(search, test_queries, first=1000), test_queries, strict=True)
         if (fit := best.best(query)) is not None
     ]
     assert len(shares) > 70
@@ -80,21 +80,21 @@ def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() 
     best, shares = exhaustive_search(SPACE), []
     for number in range(6):
         search = pareto_search(SPACE, uniform=UNIFORM)
-        asked = [query_at(stream(number, 0, place).random() * 0.9, 1.0) for place in range(5)]
-        for place, query in enumerate(asked):
-            search.learn(search.explore(query, stream("x", number, 0, place)))
-        for query in asked:
-            own, most = search.best(query), best.best(query)
-            if most is not None:
-                shares.append((own.rank[0] if own else 0) / most.rank[0])
+        round_queries = [query_at(stream(number, 0, index).random() * 0.9, 1.0) for index in range(5)]
+        for index, query in enumerate(round_queries):
+            search.learn(search.explore(query, stream("x", number, 0, index)))
+        for query in round_queries:
+            fit, optimum = search.best(query), best.best(query)
+            if optimum is not None:
+                shares.append((fit.rank[0] if fit else 0) / optimum.rank[0])
     assert len(shares) > 20
     assert sum(shares) / len(shares) >= 0.985
     assert min(shares) >= 0.93
 
 
-def _linear(architecture: Architecture, network: Network) -> Candidate:
-    """A cost estimate by which memory and parameters go apart: the first section takes memory, the last has
-    parameters."""
+def _estimate_linear(architecture: Architecture, network: Network) -> Candidate:
+    """Estimate costs for which memory and parameters are unrelated: the first section takes the memory, the last has
+    most parameters."""
     sizes = network.shapes(architecture)
     first = sum(shape[0] for name, shape in sizes.items() if name.startswith("section0") and len(shape) > 1)
     parameters = network.parameter_count(architecture)
@@ -110,42 +110,45 @@ def _linear(architecture: Architecture, network: Network) -> Candidate:
 
 @pytest.mark.slow
 def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
-    """Ranked by utilisation, half of the parameters were given away for a memory that was full."""
+    """A ranking by utilisation lost half of the parameters to submodels that filled the memory."""
     network = network_of(Mlp(input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4))
     space = search_space(network, RATES)
 
     @cache
-    def dear(architecture: Architecture) -> Candidate:
-        return _linear(architecture, network)
+    def linear_estimate(architecture: Architecture) -> Candidate:
+        return _estimate_linear(architecture, network)
 
-    best = exhaustive_search(space, dear)
-    search = pareto_search(space, dear, uniform=uniform_space(network, RATES))
+    best = exhaustive_search(space, linear_estimate)
+    search = pareto_search(space, linear_estimate, uniform=uniform_space(network, RATES))
     low, high = (
-        dear(space.architecture(genes)).training_memory_bytes["onnx"] for genes in (space.smallest, space.largest)
+        linear_estimate(space.architecture(genes)).training_memory_bytes["onnx"]
+        for genes in (space.smallest, space.largest)
     )
-    asked = [Query(target="onnx", limits=Budget(memory_bytes=low + (high - low) * place // 30)) for place in range(31)]
+    device_queries = [
+        Query(target="onnx", limits=Budget(memory_bytes=low + (high - low) * index // 30)) for index in range(31)
+    ]
     for number in range(4):
-        run(search, asked, first=100 * number)
-    given, most = ([one.best(query) for query in asked] for one in (search, best))
-    shares = [own.rank[0] / top.rank[0] for own, top in zip(given, most, strict=True) if own and top]
-    assert len(shares) == len(asked)
+        run(search, device_queries, first=100 * number)
+    fits, optima = ([source.best(query) for query in device_queries] for source in (search, best))
+    shares = [fit.rank[0] / optimum.rank[0] for fit, optimum in zip(fits, optima, strict=True) if fit and optimum]
+    assert len(shares) == len(device_queries)
     assert min(shares) >= 0.95
-    # The budget that is used most is another submodel's.
+    # Queries for which a smaller submodel uses more of the budget.
     unused = [
-        top
-        for query, top in zip(asked, most, strict=True)
-        if top
+        optimum
+        for query, optimum in zip(device_queries, optima, strict=True)
+        if optimum
         and any(
-            (fit := EstimateIndex(TARGET, [one]).best(query)) and fit.utilisation > top.utilisation
-            for one in best.known
+            (fit := EstimateIndex(TARGET, [candidate]).best(query)) and fit.utilisation > optimum.utilisation
+            for candidate in best.known
         )
     ]
     assert len(unused) > 10
 
 
 @cache
-def half_known() -> ParetoSearch:
-    """A search that ten devices have taught."""
+def half_trained_search() -> ParetoSearch:
+    """A search that has learned from ten devices."""
     serving = pareto_search(SPACE, uniform=UNIFORM)
     run(serving, queries(10, seed=7))
     assert isinstance(serving.search, ParetoSearch)
@@ -154,13 +157,13 @@ def half_known() -> ParetoSearch:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
-@given(queries=poorer_and_richer(), richer_first=st.booleans(), known=st.integers(0, 200))
+@given(queries=tight_and_loose_queries(), richer_first=st.booleans(), known=st.integers(0, 200))
 def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_first(
     queries: tuple[Query, Query], richer_first: bool, known: int
 ) -> None:
-    """As all look before any is answered, what one comes by serves the other."""
+    """All devices explore before any is answered, so each profits from the submodels that the others found."""
     search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=24))
-    search.learn(half_known().pool[:known])
+    search.learn(half_trained_search().pool[:known])
     for query in reversed(queries) if richer_first else queries:
         search.learn(search.explore(query, stream(richer_first, known)))
     poorer, richer = (search.best(query) for query in queries)
@@ -173,33 +176,33 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE)
     pairs = [
         (
-            answered(pareto_search(SPACE, settings=climbing), query, stream(place)).parameters,
-            answered(paper_search(SPACE, paper), query, stream(place)).parameters,
+            answer_query(pareto_search(SPACE, settings=climbing), query, stream(index)).parameters,
+            answer_query(paper_search(SPACE, paper), query, stream(index)).parameters,
             fit.candidate.parameters,
         )
-        for place, query in MANY
+        for index, query in MANY
         if (fit := best.best(query)) is not None
     ]
-    own, other = ([pair[side] / pair[2] for pair in pairs] for side in (0, 1))
-    assert sum(own) / len(own) > 0.9
-    assert sum(other) / len(other) < 0.6
+    pareto, plain = ([pair[side] / pair[2] for pair in pairs] for side in (0, 1))
+    assert sum(pareto) / len(pareto) > 0.9
+    assert sum(plain) / len(plain) < 0.6
 
 
 @pytest.mark.slow
-def test_what_is_remembered_is_not_stood_in_for() -> None:
-    """Nothing joins the pool beside something that takes no more and has 0.99 of its parameters, but for draws."""
+def test_the_pool_holds_no_submodel_that_another_replaces() -> None:
+    """Except for draws, no submodel joins the pool where a known one costs no more and has 0.99 of its parameters."""
     search = pareto_search(SPACE, uniform=UNIFORM)
-    for place, query in MANY:
+    for index, query in MANY:
         before = EstimateIndex(TARGET, search.known)
-        for one in search.explore(query, stream(place)):
-            candidate = estimate(one.architecture)
-            assert one.drawn or not any(
+        for size in search.explore(query, stream(index)):
+            candidate = estimate(size.architecture)
+            assert size.drawn or not any(
                 known.parameters >= 0.99 * candidate.parameters
                 and known.training_memory_bytes["onnx"] <= candidate.training_memory_bytes["onnx"]
                 and known.weight_bytes <= candidate.weight_bytes
                 for known in before
             )
-            search.learn([one])
+            search.learn([size])
             before.add(candidate)
     assert len(search.pool) > 100
 
@@ -208,7 +211,7 @@ def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
     small = ParetoSettings(paper=PaperSettings(epsilon=0.5, pool_limit=30), built_limit=50)
     search = pareto_search(SPACE, settings=small)
     run(search, queries(120))
-    drawn = [one for one in search.pool if one.drawn]
+    drawn = [size for size in search.pool if size.drawn]
     assert len(drawn) == 30 - 2
     assert 50 <= len(search.pool) <= 50 + 28
 
@@ -218,11 +221,11 @@ def test_a_uniform_submodel_outside_the_space_is_given_but_no_start() -> None:
     space = search_space(NETWORK, (0.5, 1), width="network", depth="whole")
     outside = [architecture for architecture in UNIFORM if not space.holds(architecture)]
     search = pareto_search(space, uniform=outside)
-    given = [answer.fit for answer in run(search, queries(60)) if answer.fit is not None]
-    assert {fit.candidate.architecture.name for fit in given} & {architecture.name for architecture in outside}
+    fits = [answer.fit for answer in run(search, queries(60)) if answer.fit is not None]
+    assert {fit.candidate.architecture.name for fit in fits} & {architecture.name for architecture in outside}
 
 
-def test_nobody_climbs_whose_link_carries_nothing_larger() -> None:
+def test_a_device_whose_link_carries_nothing_larger_explores_nothing() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(samples=0))
     fit = search.best(query_at(0.6, 0.6))
     assert fit is not None

@@ -1,4 +1,4 @@
-"""What every search promises, whatever it does inside."""
+"""Properties that every search has."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,18 +16,18 @@ from server.search.search_cases import (
     UNIFORM,
     ListedSearch,
     Serving,
-    answered,
+    answer_query,
     any_query,
     ends,
     estimate,
     exhaustive_search,
     paper_search,
     pareto_search,
-    poorer_and_richer,
     queries,
     query_at,
     run,
     stream,
+    tight_and_loose_queries,
     within,
 )
 
@@ -47,8 +47,8 @@ EVERY = pytest.mark.parametrize("name", SEARCHES)
 
 
 @cache
-def warm(name: str) -> Serving:
-    """A search that has seen some queries; no test has it learn more."""
+def trained_search(name: str) -> Serving:
+    """A search that has learned from some queries; tests must not let it learn more."""
     search = SEARCHES[name]()
     run(search, queries(40, seed=5))
     return search
@@ -59,12 +59,12 @@ def warm(name: str) -> Serving:
 @settings(deadline=None, max_examples=100)
 @given(query=any_query())
 def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
-    fit = warm(name).best(query)
+    fit = trained_search(name).best(query)
     smallest = ends()[0]
     if fit is None:
-        # Whatever a search knows, it knows the smallest; the uniform space has a smallest of its own.
+        # Every search knows the smallest submodel of its space, and that of the uniform space is another.
         assert not within(
-            min(map(estimate, UNIFORM), key=lambda one: one.order) if name == "uniform" else smallest, query
+            min(map(estimate, UNIFORM), key=lambda candidate: candidate.order) if name == "uniform" else smallest, query
         )
         return
     assert within(fit.candidate, query)
@@ -82,11 +82,11 @@ def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
 def test_the_pool_only_grows(name: str) -> None:
     search = SEARCHES[name]()
     seen: tuple[FoundSize, ...] = ()
-    for place, query in enumerate(queries(30)):
-        found = search.explore(query, stream(place))
-        search.learn(found)
+    for index, query in enumerate(queries(30)):
+        explored = search.explore(query, stream(index))
+        search.learn(explored)
         assert search.pool[: len(seen)] == seen
-        assert set(found) <= set(search.pool)
+        assert set(explored) <= set(search.pool)
         seen = search.pool
         search.learn(seen)
         assert search.pool == seen
@@ -107,18 +107,18 @@ FULL: Mapping[str, tuple[Callable[[], Serving], int]] = {
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: str) -> None:
-    """A round remembers everything that was found: what a full pool cannot hold is not found."""
-    make, most = FULL[name]
-    search, found = make(), list[FoundSize]()
-    for place, query in enumerate(queries(150, seed=4)):
-        found += answered(search, query, stream(place)).explored
-        assert found == list(search.pool)
-    assert len(found) <= most
+    """A round records every submodel found, and a full pool finds no more."""
+    make, limit = FULL[name]
+    search, explored = make(), list[FoundSize]()
+    for index, query in enumerate(queries(150, seed=4)):
+        explored += answer_query(search, query, stream(index)).explored
+        assert explored == list(search.pool)
+    assert len(explored) <= limit
     assert not any(answer.explored for answer in run(search, queries(40, seed=5), first=900)), "it is full"
     restored = make()
-    restored.learn(found)
-    asked = queries(40, seed=6)
-    assert [restored.best(query) for query in asked] == [search.best(query) for query in asked]
+    restored.learn(explored)
+    device_queries = queries(40, seed=6)
+    assert [restored.best(query) for query in device_queries] == [search.best(query) for query in device_queries]
 
 
 COSTS = ("parameters", "weight_bytes", "update_bytes", "forward_macs")
@@ -149,11 +149,11 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int | None, int, int,
     ]
     for target in (TARGET, OTHER_TARGET):
         query = Query(target=target, limits=limits)
-        alone = [fits(one, target, limits) for one in candidates]
-        assert alone == [satisfies(one, query) for one in candidates]
-        assert alone == [EstimateIndex(target, [one]).best(query) is not None for one in candidates]
-        table = {name: [getattr(one, name) for one in candidates] for name in COSTS}
-        table["memory_bytes"] = [one.training_memory_bytes.get(target, 2**62) for one in candidates]
+        alone = [fits(candidate, target, limits) for candidate in candidates]
+        assert alone == [satisfies(candidate, query) for candidate in candidates]
+        assert alone == [EstimateIndex(target, [candidate]).best(query) is not None for candidate in candidates]
+        table = {name: [getattr(candidate, name) for candidate in candidates] for name in COSTS}
+        table["memory_bytes"] = [candidate.training_memory_bytes.get(target, 2**62) for candidate in candidates]
         columns = Columns(**{name: np.array(amounts, dtype=np.int64) for name, amounts in table.items()})
         assert alone == columns.find_within(limits).tolist()
 
@@ -161,9 +161,9 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int | None, int, int,
 @pytest.mark.slow
 @EVERY
 @settings(deadline=None, max_examples=100)
-@given(queries=poorer_and_richer())
-def test_who_can_give_more_never_gets_fewer_parameters(name: str, queries: tuple[Query, Query]) -> None:
-    poorer, richer = (warm(name).best(query) for query in queries)
+@given(queries=tight_and_loose_queries())
+def test_a_wider_budget_never_gets_fewer_parameters(name: str, queries: tuple[Query, Query]) -> None:
+    poorer, richer = (trained_search(name).best(query) for query in queries)
     assert poorer is None or (richer is not None and richer.rank[0] >= poorer.rank[0])
 
 
@@ -172,49 +172,55 @@ def test_who_can_give_more_never_gets_fewer_parameters(name: str, queries: tuple
 @settings(deadline=None, max_examples=60)
 @given(query=any_query())
 def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(name: str, query: Query) -> None:
-    held = [fit for one in warm(name).known if (fit := EstimateIndex(TARGET, [one]).best(query)) is not None]
-    best = warm(name).best(query)
-    assert (best.rank if best else None) == max((fit.rank for fit in held), default=None)
+    fits_known = [
+        fit
+        for candidate in trained_search(name).known
+        if (fit := EstimateIndex(TARGET, [candidate]).best(query)) is not None
+    ]
+    best = trained_search(name).best(query)
+    assert (best.rank if best else None) == max((fit.rank for fit in fits_known), default=None)
 
 
 @pytest.mark.slow
 @EVERY
 def test_looking_remembers_nothing_and_follows_the_stream(name: str) -> None:
-    search = warm(name)
+    search = trained_search(name)
     query, before = query_at(0.6, 0.4), search.pool
-    found = [search.explore(query, stream("same")) for _ in range(3)]
-    assert found[0] == found[1] == found[2]
+    explored = [search.explore(query, stream("same")) for _ in range(3)]
+    assert explored[0] == explored[1] == explored[2]
     assert search.pool == before
 
 
 @pytest.mark.slow
 @EVERY
 def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
-    asked = queries(60, seed=2)
+    device_queries = queries(60, seed=2)
     whole = SEARCHES[name]()
-    begun = run(whole, asked[:30])
-    journal = json.dumps([to_plain(one) for answer in begun for one in answer.explored])
+    begun = run(whole, device_queries[:30])
+    journal = json.dumps([to_plain(size) for answer in begun for size in answer.explored])
     restored = SEARCHES[name]()
     restored.learn([from_plain(FoundSize, plain) for plain in json.loads(journal)])
     assert restored.pool == whole.pool
-    assert run(restored, asked[30:], first=30) == run(whole, asked[30:], first=30)
+    assert run(restored, device_queries[30:], first=30) == run(whole, device_queries[30:], first=30)
 
 
 @pytest.mark.slow
 @EVERY
 def test_a_refused_submodel_is_not_given(name: str) -> None:
     query = query_at(0.7, 0.7)
-    first = warm(name).best(query)
+    first = trained_search(name).best(query)
     assert first is not None
-    gone = first.candidate.architecture.architecture_id
-    picky = replace(query, refused=lambda candidate: "no" if candidate.architecture.architecture_id == gone else "")
-    second = warm(name).best(picky)
+    refused_id = first.candidate.architecture.architecture_id
+    picky = replace(
+        query, refused=lambda candidate: "no" if candidate.architecture.architecture_id == refused_id else ""
+    )
+    second = trained_search(name).best(picky)
     assert second is not None
-    assert second.candidate.architecture.architecture_id != gone
-    assert warm(name).best(replace(query, refused=lambda candidate: "no")) is None
+    assert second.candidate.architecture.architecture_id != refused_id
+    assert trained_search(name).best(replace(query, refused=lambda candidate: "no")) is None
 
 
 @pytest.mark.slow
 @EVERY
-def test_a_target_without_a_estimate_is_infinitely_dear(name: str) -> None:
-    assert EstimateIndex("unknown", warm(name).known).best(query_at(1, 1)) is None
+def test_a_target_without_an_estimate_has_no_fit(name: str) -> None:
+    assert EstimateIndex("unknown", trained_search(name).known).best(query_at(1, 1)) is None
