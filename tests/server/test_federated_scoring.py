@@ -122,7 +122,7 @@ def _too_few(answer: Evaluated) -> Evaluated:
         (lambda answer: replace(answer, sample_count=11), "11 samples were evaluated, but the client's profile has 10"),
     ],
 )
-def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
+def test_scores_are_trusted_no_further_than_known_counts(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
     state, actions = open_scoring()
     state = send_scoring_tasks(state, actions, BY_DEVICES, 6.0)
     name = min(state.clients)
