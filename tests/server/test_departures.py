@@ -139,7 +139,7 @@ def test_departures_and_returns_are_reported_once_and_journaled(tmp_path: Path) 
     assert progress is not None
     assert progress.away == (f"ada: {WHY}, last seen 2 s ago",)
     state, _ = step(context, state, presence("ada", online=True, session="2"), now_s + 4)
-    assert list(attendance.check(state, now_s + 4)) == ["client ada is there again"]
+    assert list(attendance.check(state, now_s + 4)) == ["client ada is back"]
     assert (journal.absences(), attendance.list_awaited(state)) == ({}, ())
     assert list(attendance.check(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()

@@ -128,7 +128,7 @@ def load_supernet(folder: Path) -> StoredWeights:
         raise ConfigError(f"the run {folder} has no supernet: its model, a {run.model.TYPE!r}, has no choices")
     path = next((file for file in (folder / SUPERNET, folder / MODEL) if file.exists()), None)
     if path is None:
-        raise FileError(f"the run {folder} is not over: there is no {MODEL} in it; let it end first")
+        raise FileError(f"the run {folder} is not finished: it has no {MODEL} yet; let it finish first")
     return StoredWeights(run=run, network=network, state=_load_state(path, ""))
 
 
@@ -149,7 +149,7 @@ def load_network(folder: Path, name: str) -> StoredWeights:
 
 
 def _load_state(path: Path, network_id: str) -> Mapping[str, Tensor]:
-    with explain_os_errors(f"{path} cannot be read", "let that run end, or take another one"):
+    with explain_os_errors(f"{path} cannot be read", "let that run finish, or choose another one"):
         return unpack_state(load(path.read_bytes())).of(network_id).shared
 
 

@@ -87,14 +87,15 @@ def _describe_start(run: Run, page: str, embedded_broker: str) -> Iterator[str]:
     yield f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}"
     if embedded_broker:
         yield (
-            f"Embedded broker at {embedded_broker}, for this machine only; --broker takes one that devices can reach"
+            f"Embedded broker at {embedded_broker}, for this machine only; name one that other devices can reach with "
+            "--broker"
         )
         yield f"Join from another terminal: subfleet-edge join {embedded_broker} --data ./data"
 
 
 def _describe_end(outcome: Outcome | None) -> Iterator[str]:
     if outcome is None:
-        yield "Stopped; the same command takes the run up again"
+        yield "Stopped; run the same command again to resume the run"
         return
     yield from describe_ending(outcome.result)
     yield f"{describe_result(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"

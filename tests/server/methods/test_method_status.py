@@ -80,7 +80,7 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
         (
             DynamicSelection(),
             Setting(),
-            "the learning rate of distillation is not 1e-3; the search algorithm is ours",
+            "the learning rate of distillation is not 1e-3; the search algorithm differs",
         ),
         (DynamicSelection(distillation=None), Setting(), "nothing is distilled"),
         (FedFA(), Setting(), "the first budget"),
