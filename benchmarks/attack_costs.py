@@ -36,7 +36,7 @@ HEADS = ("game", "entrant", "attack", "seeds", "accuracy %", "lost %", f"lost, l
 def main() -> int:
     """Print the table for the folders of runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
+    parser.add_argument("folders", nargs="*", type=Path, help="of finished runs")
     options = parse_arguments(parser)
     with open_run_folders(options, "league-depth", *_SMALL, include=_is_small) as folders:
         return print_tables(folders)

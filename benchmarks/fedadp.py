@@ -135,7 +135,7 @@ def _is_small(run: Run) -> bool:
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
+    parser.add_argument("folders", nargs="*", type=Path, help="of finished runs")
     parser.add_argument("--first", default="fedadp-game-fedadp", help="the entrant that the others are taken from")
     parser.add_argument("--alone", default="fedadp-game-standalone", help="the entrant whose clients stand alone")
     parser.add_argument("--largest", type=float, help="accuracy of the largest network on all data, 0 to 1")

@@ -166,7 +166,7 @@ def _is_small(run: Run) -> bool:
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", type=Path, nargs="*", help="of runs that are over")
+    parser.add_argument("folders", type=Path, nargs="*", help="of finished runs")
     parser.add_argument("--first", default="opa", help="the entrant that the others are compared with, by its end")
     parser.add_argument("--brief", action="store_true", help="leave out the stages of the first entrant")
     parser.add_argument("--write", default="", metavar="TASK", help="put the tables into benchmarks/results/fedoras.md")

@@ -216,7 +216,7 @@ def _is_small(run: Run) -> bool:
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", type=Path, nargs="*", help="of runs that are over")
+    parser.add_argument("folders", type=Path, nargs="*", help="of finished runs")
     parser.add_argument("--first", default="fedtrans-fedtrans", help="the entrant that the others are compared with")
     parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/fedtrans.md")
     options = parse_arguments(parser)

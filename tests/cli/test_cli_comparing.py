@@ -168,7 +168,7 @@ def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
         ("heterofl-s2", False, "heterofl"),
         ("heterofl-s3", True, "heterofl"),
     ]
-    assert "heterofl-s2: heterofl, 2 rounds, seed 2, not over" in invoke("runs", "list", "--runs", runs).stdout
+    assert "heterofl-s2: heterofl, 2 rounds, seed 2, not finished" in invoke("runs", "list", "--runs", runs).stdout
     description = json.loads(invoke("runs", "show", "fjord-s2", "--runs", runs, "--json").stdout)
     assert (description["accuracy"], description["settings"]["method"]["type"]) == (0.65, "fjord")
     assert Path(folders[2]).exists()

@@ -98,7 +98,7 @@ def test_the_summary_has_the_family_tree(run: FinishedRun) -> None:
     assert sum(network["trained_rounds"] > 0 for network in networks.values()) >= 2
 
 
-def test_the_summary_has_what_it_took(run: FinishedRun) -> None:
+def test_the_summary_has_the_costs_of_the_run(run: FinishedRun) -> None:
     costs, rows = run.summary["costs"], [row for record in run.summary["rounds"] for row in record["clients"]]
     assert costs["training_macs"] == 3 * costs["forward_macs"] == sum(row["training_macs"] for row in rows) > 0
     # One epoch over all samples of a device.

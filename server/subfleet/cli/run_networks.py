@@ -45,7 +45,7 @@ def describe_networks(folders: Sequence[Path]) -> list[Row]:
 
     Raises:
         FileError: files of a run cannot be read.
-        ConfigError: a run is not over.
+        ConfigError: a run is not finished.
     """
     rows: list[Row] = []
     for folder in folders:
@@ -102,7 +102,7 @@ def _format_accuracy(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """A network of a run that is over, with its weights.
+    """A network of a finished run, with its weights.
 
     Attributes:
         run: its settings.
@@ -119,7 +119,7 @@ def load_supernet(folder: Path) -> StoredWeights:
     """Read the supernet of a run.
 
     Raises:
-        FileError: there is no run, it is not over, or its files cannot be read.
+        FileError: there is no run, it is not finished, or its files cannot be read.
         ConfigError: the model of the run is not a supernet.
     """
     run = read_description(folder)
@@ -137,7 +137,7 @@ def load_network(folder: Path, name: str) -> StoredWeights:
 
     Raises:
         FileError: there is no run, or its files cannot be read.
-        ConfigError: the run is not over, or has no such network.
+        ConfigError: the run is not finished, or has no such network.
         ProtocolError: the file of its model is damaged.
     """
     networks = {stored.name: stored for stored in read_networks(folder)}

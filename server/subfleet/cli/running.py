@@ -77,7 +77,7 @@ def run_all(
     name: str | None = None,
     broker: "BrokerAddress | None" = None,
 ) -> "list[Outcome]":
-    """Run all, one after the other. Runs of a sweep that are already over are skipped.
+    """Run all, one after the other. Runs of a sweep that are already finished are skipped.
 
     Args:
         runs: one run, or those of a sweep.
@@ -89,7 +89,7 @@ def run_all(
 
     Raises:
         ConfigError: a run has no devices, the server's compute device is missing, a folder belongs to another run, a
-            name is given for several runs, or the run whose model is needed is not over.
+            name is given for several runs, or the run whose model is needed is not finished.
         SubfleetError: a run failed; results of the runs before it are kept.
     """
     from subfleet.emulation.hosting import open_host

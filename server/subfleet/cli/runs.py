@@ -30,7 +30,7 @@ def list_runs(folder: Runs = RUNS) -> Answers:
         if not rows:
             typer.echo(f"there is no run in {folder}; start one with: subfleet run quickstart")
         for row in rows:
-            result = format_metrics({row["headline"]: row["value"]}) if row["over"] else "not over"
+            result = format_metrics({row["headline"]: row["value"]}) if row["over"] else "not finished"
             model = f" of {row['model']}" if row["model"] else ""
             typer.echo(f"{row['folder']}: {row['method']}, {row['rounds']} rounds, seed {row['seed']}, {result}{model}")
 

@@ -1,4 +1,4 @@
-"""Serves a run to real devices: a server, its HTTP API and a broker, until the run is over or is stopped."""
+"""Serves a run to real devices: a server, its HTTP API and a broker, until the run is finished or stopped."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
         The folder with the results, or None if the run was stopped before its end.
 
     Raises:
-        ConfigError: the description is invalid, its run is already over, or the compute device is missing.
+        ConfigError: the description is invalid, its run is already finished, or the compute device is missing.
         TransportError: the broker is unreachable.
         PortError: an address is in use.
     """

@@ -139,7 +139,7 @@ def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
     """Read the folders of runs, and group the runs by name in the given order.
 
     Raises:
-        FileError: a folder is not that of a run that is over.
+        FileError: a folder is not that of a finished run.
         ConfigError: runs of one name differ in more than their seeds, or have the same seed.
     """
     by_name: dict[str, dict[int, Mapping[str, Any]]] = {}

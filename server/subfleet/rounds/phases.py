@@ -28,7 +28,7 @@ def advance(context: RunContext, state: RunState, now_s: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     while True:
         before = state.phase
-        if before not in _ADVANCES:  # an event ends an aggregation; nothing ends a run that is over
+        if before not in _ADVANCES:  # an event ends an aggregation; nothing ends a finished run
             return state, actions
         state, more = _ADVANCES[before](context, state, now_s)
         actions += more

@@ -1,4 +1,4 @@
-"""The networks of a run that is over, which can be the model of another run."""
+"""The networks of a finished run, which can be the model of another run."""
 
 import hashlib
 import math
