@@ -12,7 +12,7 @@ from matrices import SHORT_EXAMPLES
 
 from subfleet.protocol.silence import silence
 
-if TYPE_CHECKING:  # tests that export nothing load no exporter
+if TYPE_CHECKING:  # tests without exports do not load the exporter
     from subfleet.export.cache import CacheFolder
     from subfleet.export.pool import ExportPool
 
@@ -22,7 +22,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     silence(os.environ)  # tests import these libraries themselves
-    # Nothing timed is asserted, and a busy machine takes longer than any deadline.
+    # No deadlines: no test asserts a time, and a busy machine may take any time.
     settings.register_profile("short", deadline=None, max_examples=SHORT_EXAMPLES, derandomize=True)
     settings.register_profile("thorough", deadline=None, max_examples=10 * SHORT_EXAMPLES)
     settings.load_profile("short")

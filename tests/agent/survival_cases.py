@@ -39,7 +39,7 @@ class Board:
             if isinstance(action, Save):
                 self.disk = action.saved
             elif isinstance(action, StartWork):
-                assert self.disk.survival.working is not None, "a work is written down before it is begun"
+                assert self.disk.survival.working is not None, "work is saved before it begins"
                 assert self.disk.survival.working.task_id == action.task.task_id
                 self.begun.append(action.task.task_id)
             elif isinstance(action, Keep) and isinstance(action.message, Refusal):

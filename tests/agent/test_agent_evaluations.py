@@ -64,7 +64,7 @@ def test_an_evaluation_from_task_to_ack() -> None:
     )
     assert find_action(actions, Save).saved.evaluated == (message,)
     assert find_action(actions, Prune).keep == {blob("program").sha256}, (
-        "weights go; the next round has the same program"
+        "weights are removed; the next round has the same program"
     )
     actions = agent.hear(ack(message.message_id))
     assert find_action(actions, Settle).message_id == message.message_id
@@ -77,9 +77,9 @@ def test_a_repeated_evaluation_task_is_done_once() -> None:
     assert find_action(agent.hear(evaluate_task()), Publish) == duplicate(evaluate_task())
     agent.evaluate(evaluate_task())
     assert agent.hear(evaluate_task()) == (duplicate(evaluate_task()),)
-    again = connected_agent(saved=agent.state.saved)
-    again.hear(announce(1, "train"))
-    assert again.hear(evaluate_task()) == (duplicate(evaluate_task()),), "not after a new start, either"
+    restarted = connected_agent(saved=agent.state.saved)
+    restarted.hear(announce(1, "train"))
+    assert restarted.hear(evaluate_task()) == (duplicate(evaluate_task()),), "and not again after a restart"
 
 
 def test_a_training_follows_in_the_same_round_and_takes_the_place_of_an_evaluation() -> None:
@@ -104,7 +104,7 @@ def test_a_device_without_held_out_data_refuses_at_once() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "data"
     assert refusal.detail == "this device has no held-out data to evaluate on; name some with --held-out when it joins"
-    assert not any(isinstance(action, Fetch) for action in actions), "nothing is fetched for it"
+    assert not any(isinstance(action, Fetch) for action in actions), "no blob is fetched for it"
     assert find_action(agent.train(train_task("t2")), StartWork).task.work.TYPE == "train"
 
 
@@ -146,11 +146,11 @@ def test_an_evaluation_is_sent_until_its_ack_or_the_end_of_its_run() -> None:
 def test_a_restart_sends_saved_evaluations_again_and_repeats_unanswered_ones() -> None:
     agent = connected_agent()
     agent.train(evaluate_task())
-    again = connected_agent(saved=agent.state.saved)
-    assert find_action(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == evaluate_task()
-    message = find_action(again.evaluate(evaluate_task()), Keep).message
-    once_more = Agent(saved=again.state.saved)
-    assert once_more.first == (Keep(message=message),)
+    restarted = connected_agent(saved=agent.state.saved)
+    assert find_action(restarted.hear(announce(1, "train")) + restarted.fetch_all(), StartWork).task == evaluate_task()
+    message = find_action(restarted.evaluate(evaluate_task()), Keep).message
+    restarted_twice = Agent(saved=restarted.state.saved)
+    assert restarted_twice.first == (Keep(message=message),)
 
 
 def test_an_evaluation_writes_nothing_to_the_disk_but_what_it_fetches() -> None:

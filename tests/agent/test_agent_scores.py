@@ -49,7 +49,7 @@ def test_candidates_from_task_to_ack() -> None:
     assert isinstance(scores, Scores)
     assert (scores.task_id, scores.scores, scores.seconds) == ("s1", SCORES, 7.0)
     assert find_action(actions, Save).saved.scores == (scores,)
-    assert find_action(actions, Prune).keep == frozenset(), "what was scored is not kept for later rounds"
+    assert find_action(actions, Prune).keep == frozenset(), "scored blobs are not kept for later rounds"
     assert find_action(agent.hear(ack(scores.message_id)), Settle).message_id == scores.message_id
 
 
@@ -97,11 +97,11 @@ def test_scores_of_an_earlier_round_are_not_sent_again() -> None:
 def test_a_restart_sends_saved_scores_again_and_repeats_unanswered_scorings() -> None:
     agent = connected_agent()
     agent.train(score_task())
-    again = connected_agent(saved=agent.state.saved)
-    assert find_action(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == score_task()
-    scores = find_action(again.score(score_task()), Keep).message
-    once_more = Agent(saved=again.state.saved)
-    assert once_more.first == (Keep(message=scores),)
+    restarted = connected_agent(saved=agent.state.saved)
+    assert find_action(restarted.hear(announce(1, "train")) + restarted.fetch_all(), StartWork).task == score_task()
+    scores = find_action(restarted.score(score_task()), Keep).message
+    restarted_twice = Agent(saved=restarted.state.saved)
+    assert restarted_twice.first == (Keep(message=scores),)
 
 
 def test_reasons_with_any_characters_can_be_sent() -> None:

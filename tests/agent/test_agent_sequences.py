@@ -66,9 +66,9 @@ class AgentMachine(RuleBasedStateMachine):
             assert action.task.task_id not in self.trained, "no task is trained twice in one process"
             assert action.task.planned_peak_bytes <= action.memory_limit_bytes
             working = self.on_disk.survival.working
-            assert working is not None, "a work is written down before it is begun"
+            assert working is not None, "work is saved before it begins"
             assert working.task_id == action.task.task_id
-            assert self.deaths[action.task.task_id] < 2, "no work that two processes died at is begun again"
+            assert self.deaths[action.task.task_id] < 2, "work on which two processes died does not begin again"
             self.worker = action.task.task_id
             self.trained.add(action.task.task_id)
         elif isinstance(action, (Weigh, Fetch)):
@@ -92,7 +92,7 @@ class AgentMachine(RuleBasedStateMachine):
             assert action.pinned == {blob.sha256 for blob in action.task.blobs} | updates
             self.weighed = action.task
             return
-        assert self.weighed is not None, "nothing is fetched that was not weighed"
+        assert self.weighed is not None, "a task is weighed before its blobs are fetched"
         assert action.blob in self.weighed.blobs
         assert self.agent.room_bytes >= needed_bytes(self.weighed, {blob.sha256 for blob in self.weighed.blobs})
 

@@ -104,7 +104,7 @@ def test_a_repeated_announcement_is_answered_under_the_same_id() -> None:
     assert len(agent.state.pending) == 1
 
 
-# --- one training ---
+# --- a training ---
 
 
 def test_a_training_from_task_to_ack() -> None:
@@ -216,7 +216,7 @@ def test_a_task_without_an_answer_at_its_deadline_is_refused_and_its_training_st
     assert find_action(actions, Keep).message.reason == "compute"
 
 
-# --- which task ---
+# --- several tasks ---
 
 
 def test_a_repeated_task_is_a_duplicate_before_and_after_its_answer() -> None:
@@ -276,7 +276,7 @@ def test_older_announcements_are_stale_for_a_while_and_valid_after_a_connect() -
     agent.hear(announce(2, "train"))
     agent.hear(announce(1))
     assert agent.state.round == announce(2, "train")
-    agent.now_s += 10.0  # no broker delivers this late: the server was set back
+    agent.now_s += 10.0  # too late for a delayed delivery: the server was restored from an older state
     agent.hear(announce(1))
     assert agent.state.round == announce(1)
     agent.hear(announce(2))
@@ -302,7 +302,7 @@ def test_a_stale_ack_changes_nothing() -> None:
     assert agent.state == before
 
 
-# --- deploying, finishing ---
+# --- deployment and end ---
 
 
 def test_models_are_fetched_placed_and_reported() -> None:
@@ -318,11 +318,11 @@ def test_models_are_fetched_placed_and_reported() -> None:
     assert [entry.message for entry in agent.state.pending] == [deployed]
 
 
-def leaver() -> Agent:
+def leaving_agent() -> Agent:
     return connected_agent(settings=AgentSettings(profile=profile(), leave_when_finished=True))
 
 
-def leaves(agent: Agent, seconds: float) -> bool:
+def leaves_within(agent: Agent, seconds: float) -> bool:
     for _ in range(int(seconds * 2)):
         agent.now_s += 0.5
         if any(isinstance(action, Leave) for action in agent.see(TimePassed())):
@@ -331,46 +331,46 @@ def leaves(agent: Agent, seconds: float) -> bool:
 
 
 def test_the_agent_leaves_when_its_run_is_over_and_its_last_ack_is_here() -> None:
-    agent = leaver()
+    agent = leaving_agent()
     agent.train(train_task())
     agent.hear(deploy_task())
     agent.hear(announce(1, "finished"))
     agent.see(WorkFailed(task_id="t1", reason="failed", detail="stopped"))
-    assert not leaves(agent, 5)
+    assert not leaves_within(agent, 5)
     agent.fetch_all()
     agent.step(ModelsPlaced(task_id="d1", files=("m",)))
-    assert not leaves(agent, 5)
+    assert not leaves_within(agent, 5)
     agent.hear(ack("deployed.d1"))
-    assert leaves(agent, 3)
+    assert leaves_within(agent, 3)
 
 
 def test_a_missing_ack_delays_the_end_of_the_agent_for_a_limited_time() -> None:
-    agent = leaver()
+    agent = leaving_agent()
     agent.hear(announce(3, "train"))
     agent.hear(deploy_task())
     agent.fetch_all()
     agent.step(ModelsPlaced(task_id="d1", files=("m",)))
     agent.hear(announce(3, "finished"))
-    assert not leaves(agent, 50)
-    assert leaves(agent, 15)
+    assert not leaves_within(agent, 50)
+    assert leaves_within(agent, 15)
 
 
 def test_the_end_of_a_run_without_this_device_does_not_make_it_leave() -> None:
-    agent = leaver()
+    agent = leaving_agent()
     agent.hear(announce(3, "finished", run_id="before"))
     agent.hear(announce(3, "finished", run_id="before"))
-    assert not leaves(agent, 100)
+    assert not leaves_within(agent, 100)
 
 
 def test_without_the_option_the_agent_stays_for_the_next_run() -> None:
     agent = connected_agent()
     agent.hear(announce(3, "train"))
     agent.hear(announce(3, "finished"))
-    assert not leaves(agent, 100)
+    assert not leaves_within(agent, 100)
     assert any(isinstance(action, Keep) for action in agent.hear(announce(1, run_id="next")))
 
 
-# --- starting again ---
+# --- restart ---
 
 
 def test_a_restart_sends_saved_answers_again_and_repeats_the_unanswered_training() -> None:
@@ -379,12 +379,12 @@ def test_a_restart_sends_saved_answers_again_and_repeats_the_unanswered_training
     agent.finish(train_task("t1", 1))
     agent.train(train_task("t2", 2))
     saved = agent.state.saved
-    again = Agent(saved=saved, settings=AgentSettings(profile=profile("s2")))
-    assert [type(action.message) for action in again.first if isinstance(action, Keep)] == [Update]
-    again.see(LinkUp())
-    actions = again.fetch_all()
+    restarted = Agent(saved=saved, settings=AgentSettings(profile=profile("s2")))
+    assert [type(action.message) for action in restarted.first if isinstance(action, Keep)] == [Update]
+    restarted.see(LinkUp())
+    actions = restarted.fetch_all()
     assert find_action(actions, StartWork).task.task_id == "t2"
-    assert again.hear(train_task("t1", 1))[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
+    assert restarted.hear(train_task("t1", 1))[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
 
 
 def test_an_answer_to_the_declared_architecture_ends_nothing() -> None:

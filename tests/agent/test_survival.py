@@ -17,7 +17,7 @@ from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import LogLow
 from subfleet.protocol.schema import from_plain, to_plain
 
-# --- one task ---
+# --- a single task ---
 
 
 @pytest.mark.parametrize("task", [train_task(), score_task(), evaluate_task()], ids=lambda task: task.work.TYPE)
@@ -210,7 +210,7 @@ def test_the_lower_budget_is_reported_in_rounds_between_rounds_and_for_a_log() -
     assert board.offered_bytes() == 250
     low = board.measure(2, log_low_bytes=30).log_low
     assert low == LogLow(memory_budget_bytes=30)
-    assert telemetry.reading.memory_free_bytes == 2000, "what was read is told as it is"
+    assert telemetry.reading.memory_free_bytes == 2000, "the reading itself is reported unchanged"
 
 
 def test_a_sixteenth_is_restored_for_each_survived_round_until_all_is_offered_again() -> None:
@@ -219,7 +219,7 @@ def test_a_sixteenth_is_restored_for_each_survived_round_until_all_is_offered_ag
     assert budgets[:6] == [250, 265, 281, 298, 316, 335]
     assert budgets[-2:] == [981, 1000]
     assert board.disk.survival == Survival()
-    assert "survival" not in to_plain(board.disk), "readers of an earlier release understand it again"
+    assert "survival" not in to_plain(board.disk), "an earlier release can read it again"
 
 
 def test_a_repeated_announcement_restores_nothing() -> None:
@@ -261,7 +261,7 @@ def test_further_deaths_halve_the_limit_again() -> None:
     )
 
 
-# --- on the disk ---
+# --- the saved record ---
 
 
 def test_a_state_of_an_earlier_release_is_read_and_the_survival_record_is_restored() -> None:
@@ -288,7 +288,7 @@ def test_a_damaged_record_is_refused(damaged: dict[str, object]) -> None:
         from_plain(Saved, {"survival": damaged})
 
 
-# --- any device ---
+# --- devices of any capacity ---
 
 
 def play(board: Board, number: int, sizes: list[int], capacity_bytes: int) -> tuple[int, bool]:
@@ -325,7 +325,9 @@ def test_a_device_is_killed_twice_for_each_halving_and_trains_in_every_round(
         free_bytes = board.disk.survival.limit_budget(BUDGET_BYTES)
         deaths, trained = play(board, number, sizes, capacity_bytes)
         assert deaths <= 2 * halvings
-        assert deaths == 0 or free_bytes * 17 // 16 + 1 > capacity_bytes, "who offers what it has is not killed"
-        assert trained or min(sizes) * 2 > capacity_bytes, "something is left for it, where there is something"
+        assert deaths == 0 or free_bytes * 17 // 16 + 1 > capacity_bytes, (
+            "a device that offers no more than its capacity is not killed"
+        )
+        assert trained or min(sizes) * 2 > capacity_bytes, "it trains if a size fits"
         ceiling = board.disk.survival.ceiling
         assert ceiling is None or ceiling.memory_bytes * 2 + 1 >= min(*sizes, capacity_bytes)

@@ -91,9 +91,9 @@ def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert first["figures"] == {"worst_tier": pytest.approx(0.1), "backdoor": 0.5}
     assert second["figures"] == {}
-    shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
-    assert shown.exit_code == 0, shown.output
-    above, _, below = shown.stdout.partition("worst tier")
+    result = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
+    assert result.exit_code == 0, result.output
+    above, _, below = result.stdout.partition("worst tier")
     assert "0.8500" in above
     assert "0.1000" in below
     with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
@@ -129,8 +129,8 @@ def test_the_costs_of_training_have_their_own_table(folders: list[str]) -> None:
     }, "one seed has measured no round"
     assert second["costs"] == {"networks": 0.0, "training_macs": 0.0}
     assert [entrant["figures"] for entrant in (first, second)] == [{}, {}]
-    shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
-    assert shown.exit_code == 0, shown.output
+    result = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
+    assert result.exit_code == 0, result.output
     with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = ("networks", "training GMACs", "MB down", "storage MB", "expected s", "expected ± s")
@@ -169,8 +169,8 @@ def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
         ("heterofl-s3", True, "heterofl"),
     ]
     assert "heterofl-s2: heterofl, 2 rounds, seed 2, not over" in invoke("runs", "list", "--runs", runs).stdout
-    shown = json.loads(invoke("runs", "show", "fjord-s2", "--runs", runs, "--json").stdout)
-    assert (shown["accuracy"], shown["settings"]["method"]["type"]) == (0.65, "fjord")
+    description = json.loads(invoke("runs", "show", "fjord-s2", "--runs", runs, "--json").stdout)
+    assert (description["accuracy"], description["settings"]["method"]["type"]) == (0.65, "fjord")
     assert Path(folders[2]).exists()
     assert invoke("runs", "remove", "heterofl-s3", "--runs", runs, input="n\n").exit_code == 0
     assert Path(folders[2]).exists()
@@ -202,9 +202,9 @@ def test_a_comparison_names_the_models_of_the_accuracies(folders: list[str]) -> 
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert (first["model"], second["model"]) == ("full or w1/2 d1", "")
     assert first["figures"] == {"submodels": pytest.approx(0.5)}, "a figure that is blank in a run is left out"
-    shown = invoke("compare", *folders).stdout
-    assert "full or" in shown
-    assert "w1/2 d1" in shown
+    output = invoke("compare", *folders).stdout
+    assert "full or" in output
+    assert "w1/2 d1" in output
 
 
 def test_a_run_without_aggregated_updates_is_refused(folders: list[str]) -> None:

@@ -46,7 +46,7 @@ def test_the_list_names_every_data_set_and_where_its_files_are(data_folder: Path
     assert listed["cifar10_subset"]["stand_in_for"] == "cifar10"
     result = CliRunner().invoke(data, ["list"])
     assert result.exit_code == 0
-    assert all(name in result.stdout for name in DATASETS), "whole names, also on a narrow screen"
+    assert all(name in result.stdout for name in DATASETS), "names are not cut on a narrow screen"
 
 
 def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(data_folder: Path) -> None:
@@ -58,17 +58,17 @@ def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(data_folder: Path
 @pytest.mark.slow
 def test_show_counts_samples_classes_owners_and_clients(data_folder: Path) -> None:
     assert data_folder.is_dir()
-    shown = read_json("show", "femnist", "--json", "--partition", "natural", "--clients", "2")
-    assert (shown["input_shape"], shown["classes"], shown["owner"]) == ([1, 28, 28], 62, "writer")
-    assert shown["class_names"][9:12] == ["9", "A", "B"]
-    assert (shown["train"]["samples"], shown["train"]["owners"]) == (6, 2)
-    assert (shown["test"]["samples"], shown["test"]["owners"]) == (3, 1)
-    clients = shown["partition"]["clients"]
+    description = read_json("show", "femnist", "--json", "--partition", "natural", "--clients", "2")
+    assert (description["input_shape"], description["classes"], description["owner"]) == ([1, 28, 28], 62, "writer")
+    assert description["class_names"][9:12] == ["9", "A", "B"]
+    assert (description["train"]["samples"], description["train"]["owners"]) == (6, 2)
+    assert (description["test"]["samples"], description["test"]["owners"]) == (3, 1)
+    clients = description["partition"]["clients"]
     assert [client["samples"] for client in clients] == [3, 3]
     counts = np.zeros(62, int)
     for client in clients:
         counts[: len(client["class_counts"])] += client["class_counts"]
-    assert counts[: len(shown["train"]["class_counts"])].tolist() == shown["train"]["class_counts"]
+    assert counts[: len(description["train"]["class_counts"])].tolist() == description["train"]["class_counts"]
 
 
 @pytest.mark.slow

@@ -57,12 +57,12 @@ def test_every_configuration_key_is_documented_exactly_once() -> None:
         for key, row in table_rows
         if re.search(rf"\]\(({'methods|submodels' if table else 'methods|rounds|tasks'})\.md", row)
     }
-    known = {table: kind for table, kind in _list_tables(Run) if table not in elsewhere}
-    assert set(rows) == {*known, "model"}
+    tables = {table: kind for table, kind in _list_tables(Run) if table not in elsewhere}
+    assert set(rows) == {*tables, "model"}
     settings = {field.name for family in FAMILIES.values() for field in dataclasses.fields(family)}
     assert sorted(key for key, _ in rows["model"]) == sorted({"family", *settings})
-    for table, kind in known.items():
-        nested = {name.removeprefix(f"{table}.") for name in known if table and name.startswith(f"{table}.")}
+    for table, kind in tables.items():
+        nested = {name.removeprefix(f"{table}.") for name in tables if table and name.startswith(f"{table}.")}
         # The seed of the run replaces training.seed.
         keys = [
             field.name for field in dataclasses.fields(kind) if field.name not in nested | {"seed" if table else ""}

@@ -98,6 +98,6 @@ def test_a_name_is_no_markup_in_the_table() -> None:
     screen = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     show_verdicts([verdict], screen)
     assert isinstance(screen.file, io.StringIO)
-    shown = screen.file.getvalue()
-    assert shown.count(evil) == 3
-    assert "\x1b]8" not in shown
+    output = screen.file.getvalue()
+    assert output.count(evil) == 3
+    assert "\x1b]8" not in output

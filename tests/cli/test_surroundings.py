@@ -19,8 +19,8 @@ COMMANDS = ("subfleet.cli.main", "subfleet.edge_client.cli")
 UNKNOWN = 12345
 """A user id without a name on this system."""
 # With the capability to read files of this user, such as a Python in a home folder, which a container has elsewhere.
-BECOMING = ("setpriv", f"--reuid={UNKNOWN}", f"--regid={UNKNOWN}", "--clear-groups", "--inh-caps=+dac_read_search",
-            "--ambient-caps=+dac_read_search")  # fmt: skip
+AS_USER = ("setpriv", f"--reuid={UNKNOWN}", f"--regid={UNKNOWN}", "--clear-groups", "--inh-caps=+dac_read_search",
+           "--ambient-caps=+dac_read_search")  # fmt: skip
 NAMES = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "SUBFLEET_CACHE", "LOGNAME", "USER", "LNAME", "USERNAME")
 
 needs_root = pytest.mark.skipif(
@@ -37,10 +37,10 @@ def open_folder() -> Iterator[Path]:
 
 
 def run(
-    command: tuple[str, ...], folder: Path, *, environment: Mapping[str, str], before: tuple[str, ...] = ()
+    command: tuple[str, ...], folder: Path, *, environment: Mapping[str, str], prefix: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*before, *command],
+        [*prefix, *command],
         capture_output=True, encoding="utf-8", cwd=folder, timeout=120, check=False, env=environment,
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_a_user_without_a_home_or_a_name_has_a_folder(home: str | None, open_fol
         (("-m", COMMANDS[1], "join", "mqtt://127.0.0.1:1", "--data", "digits:train"), ExitCode.TRANSPORT, str(created)),
         (("-c", libraries), ExitCode.OK, f"uid{UNKNOWN} {created} {created}"),
     ):
-        result = run((sys.executable, *arguments), open_folder, environment=environment, before=BECOMING)
+        result = run((sys.executable, *arguments), open_folder, environment=environment, prefix=AS_USER)
         assert result.returncode == code, result.stderr
         assert words in result.stdout + result.stderr
         assert "defect" not in result.stderr
@@ -111,8 +111,8 @@ def test_a_console_that_cannot_show_everything_is_given_replacements(console: di
 def test_an_argument_that_cannot_be_encoded_does_not_break_the_error_message(
     console: dict[str, str], command: str, tmp_path: Path
 ) -> None:
-    wrong = {COMMANDS[0]: ("run", "naïve─.toml"), COMMANDS[1]: ("predict", "naïve─.onnx", "--data", "digits:test")}
-    result = run((sys.executable, "-m", command, *wrong[command]), tmp_path, environment={**os.environ, **console})
+    commands = {COMMANDS[0]: ("run", "naïve─.toml"), COMMANDS[1]: ("predict", "naïve─.onnx", "--data", "digits:test")}
+    result = run((sys.executable, "-m", command, *commands[command]), tmp_path, environment={**os.environ, **console})
     assert result.returncode == ExitCode.FILE, result.stderr
     assert "Traceback" not in result.stderr
     assert "defect" not in result.stderr

@@ -36,12 +36,12 @@ real.IOBinding.bind_cpu_input, whole_bind = bind, real.IOBinding.bind_cpu_input
 )
 
 
-def missing(*names: str) -> str:
+def hide_modules(*names: str) -> str:
     """A `sitecustomize` module with which an import of one of the names fails as if it were not installed."""
     return f"import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
 
 
-def put(folder: Path, packages: Mapping[str, str]) -> dict[str, str]:
+def write_packages(folder: Path, packages: Mapping[str, str]) -> dict[str, str]:
     """Write packages, given as source by name, and return an environment in which Python finds them first.
 
     A name with a suffix is the name of a file.

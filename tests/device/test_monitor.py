@@ -29,35 +29,35 @@ def groups(tmp_path: Path, membership: str, files: dict[str, dict[str, str]]) ->
     return ControlGroups(tmp_path / "cgroup", tmp_path / "membership")
 
 
-ROOM = MemoryHeadroom(limit_bytes=1000, free_bytes=400)
+HEADROOM = MemoryHeadroom(limit_bytes=1000, free_bytes=400)
 
 
 @pytest.mark.parametrize(
     ("membership", "files", "expected"),
     [
-        ("0::/app\n", {"app": V2}, ROOM),
-        ("0::/host/path\n", {"": V2}, ROOM),  # a container sees its own group as the root
-        ("4:memory:/app\n1:cpu:/x\n", {"memory/app": V1}, ROOM),
-        ("4:memory:/host/path\n", {"memory": V1}, ROOM),
-        ("4:cpu,memory:/app\n", {"memory/app": V1}, ROOM),
+        ("0::/app\n", {"app": V2}, HEADROOM),
+        ("0::/host/path\n", {"": V2}, HEADROOM),  # a container sees its own group as the root
+        ("4:memory:/app\n1:cpu:/x\n", {"memory/app": V1}, HEADROOM),
+        ("4:memory:/host/path\n", {"memory": V1}, HEADROOM),
+        ("4:cpu,memory:/app\n", {"memory/app": V1}, HEADROOM),
         ("0::/app\n", {"app": V2 | {"memory.max": "max\n"}}, None),
         ("4:memory:/app\n", {"memory/app": V1 | {"memory.limit_in_bytes": "9223372036854771712\n"}}, None),
-        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, ROOM),  # the parent group limits too
+        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, HEADROOM),  # the parent group limits too
         ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "650\n"}}, MemoryHeadroom(limit_bytes=650, free_bytes=50)),
         ("0::/app\n", {"app": V2 | {"memory.current": "5000\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=0)),
         ("0::/app\n", {"app": {**V2, "memory.stat": "\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=300)),
-        ("0::/../../etc\n", {"": V2}, ROOM),
+        ("0::/../../etc\n", {"": V2}, HEADROOM),
         # Above memory.high the kernel reclaims memory, so it is a limit with or without memory.max.
         ("0::/app\n", {"app": V2 | {"memory.high": "800\n"}}, MemoryHeadroom(limit_bytes=800, free_bytes=200)),
         (
             "0::/app\n", {"app": V2 | {"memory.max": "max\n", "memory.high": "800\n"}},
             MemoryHeadroom(limit_bytes=800, free_bytes=200),
         ),
-        ("0::/app\n", {"app": V2 | {"memory.high": "max\n"}}, ROOM),
-        ("0::/app\n", {"app": V2 | {"memory.high": "5000\n"}}, ROOM),
+        ("0::/app\n", {"app": V2 | {"memory.high": "max\n"}}, HEADROOM),
+        ("0::/app\n", {"app": V2 | {"memory.high": "5000\n"}}, HEADROOM),
         ("0::/app\n", {"app": V2 | {"memory.high": "100\n"}}, MemoryHeadroom(limit_bytes=100, free_bytes=0)),
         ("0::/a/b\n", {"a": V2 | {"memory.high": "650\n"}, "a/b": V2}, MemoryHeadroom(limit_bytes=650, free_bytes=50)),
-        ("4:memory:/app\n", {"memory/app": V1 | {"memory.high": "650\n"}}, ROOM),
+        ("4:memory:/app\n", {"memory/app": V1 | {"memory.high": "650\n"}}, HEADROOM),
         ("0::/app\n", {}, None),
         ("nonsense\n", {"": {}}, None),
         ("", {}, None),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from device import broken_packages as broken
-from device.broken_packages import put
+from device.broken_packages import write_packages
 from export.oldest import OLDEST, needs_oldest
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
@@ -45,7 +45,7 @@ REMEDIES = {
 @pytest.fixture
 def package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages that child processes find before the real ones."""
-    for name, value in put(tmp_path, {}).items():
+    for name, value in write_packages(tmp_path, {}).items():
         monkeypatch.setenv(name, value)
     # A child uses the search path of its parent, which is already running.
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
@@ -54,7 +54,7 @@ def package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("fault", "words"), CASES, ids=[words[:30] for _, words in CASES])
 def test_a_broken_runtime_is_a_finding_with_its_remedy(package_folder: Path, fault: str, words: str) -> None:
-    put(package_folder, {"onnxruntime": fault})
+    write_packages(package_folder, {"onnxruntime": fault})
     trial = try_runtime("onnx", "cpu")
     assert trial.broken, trial
     assert trial.code == ExitCode.MISSING_EXTRA
@@ -83,20 +83,20 @@ def test_every_signal_that_ends_a_child_has_a_sentence(number: int) -> None:
 
 
 def test_a_runtime_that_hangs_is_given_up(package_folder: Path) -> None:
-    put(package_folder, {"onnxruntime": broken.HANGING})
+    write_packages(package_folder, {"onnxruntime": broken.HANGING})
     trial = try_runtime("onnx", "cpu", deadline_s=2.0)
     assert (trial.broken, trial.text) == (True, "it was loaded for 2 s without an end")
 
 
 def test_a_package_that_is_missing_is_not_broken(package_folder: Path) -> None:
-    put(package_folder, {"sitecustomize.py": broken.missing("onnxruntime", "psutil")})
+    write_packages(package_folder, {"sitecustomize.py": broken.hide_modules("onnxruntime", "psutil")})
     for trial in (try_runtime("onnx", "cpu"), try_package("psutil", "psutil")):
         assert (trial.works, trial.broken, trial.code) == (False, False, ExitCode.MISSING_EXTRA)
         assert "pip install 'subfleet[edge]'" in trial.remedy
 
 
 def test_output_of_a_package_does_not_disturb_the_trial(package_folder: Path) -> None:
-    put(package_folder, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
+    write_packages(package_folder, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
     assert try_package("psutil", "psutil").works
 
 

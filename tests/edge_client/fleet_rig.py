@@ -48,7 +48,7 @@ DATA_BYTES = 480
 
 
 @dataclass
-class HandClock:
+class ManualClock:
     now_s: float = 100.0
 
     def __call__(self) -> float:
@@ -136,7 +136,7 @@ class FakeServer:
     `hold` names the kinds of messages that it does not acknowledge, like a slow server.
     """
 
-    def __init__(self, broker: MemoryBroker, folder: Path, clock: HandClock) -> None:
+    def __init__(self, broker: MemoryBroker, folder: Path, clock: ManualClock) -> None:
         self._clock = clock
         self._topics = Topics()
         self._link = broker.client("server")
@@ -154,7 +154,7 @@ class FakeServer:
         self.deadline_s = 60.0
         self.heard: list[Message] = []
         self.hold: set[str] = set()
-        self.updates: dict[str, Update] = {}  # stored ones, by task
+        self.updates: dict[str, Update] = {}  # by task
         self._offered: dict[str, Update] = {}
         self._published_at_s = clock()
         self._link.open((self._topics.uplink("+", "+"),))
@@ -168,8 +168,8 @@ class FakeServer:
 
     def evaluate_task(self, name: str = "e1", number: int = 1) -> Task:
         """An evaluation task; its blobs are in the store."""
-        plain = self.train_task(name, number)
-        (program,), (weights,) = plain.programs, plain.weights
+        template = self.train_task(name, number)
+        (program,), (weights,) = template.programs, template.weights
         return evaluate_task(name, number, weights=weights, program=program, deadline_s=self.deadline_s)
 
     def deploy_task(self) -> Task:
@@ -251,7 +251,7 @@ class Rig:
         self.free_bytes = 10**10
         self.disk_limit_bytes = disk_limit_bytes
         self.folder = folder
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.broker = MemoryBroker(faults, clock=self.clock)
         self.server = FakeServer(self.broker, folder, self.clock)
         if faults is not None:
@@ -290,7 +290,7 @@ class Rig:
         """Let both sides work, and time pass, until a condition holds."""
         end_s = self.clock.now_s + seconds
         while not done():
-            assert self.clock.now_s < end_s, "it did not come to pass"
+            assert self.clock.now_s < end_s, "the condition does not hold in time"
             time.sleep(0.0005)  # the training thread works in real time, also on a busy machine
             self.turn()
 

@@ -109,10 +109,10 @@ def test_a_full_disk_keeps_the_older_state_and_nothing_half_written(
     store = AgentStore(tmp_path)
     store.save(Saved(done=("t1",)))
 
-    def full(_number: int) -> None:
+    def fail_sync(_number: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail_sync)
     with pytest.raises(FileError, match="No space left on device"):
         store.save(Saved(done=("t1", "t2")))
     assert store.load().done == ("t1",)

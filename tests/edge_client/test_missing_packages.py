@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from device import broken_packages as broken
-from device.broken_packages import put
+from device.broken_packages import write_packages
 from matrices import mostly_long
 from trainers.hidden_binding import NO_BINDING
 
@@ -41,7 +41,7 @@ SERVERS_ONLY = re.compile(r"\b(torch|pytorch|scikit-learn|sklearn)\b|\[(export|e
 
 def run_without(folder: Path, hidden: tuple[str, ...], *commands: list[str]) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each command in a process that, like its children, lacks some packages."""
-    return run_commands(put(folder, {"sitecustomize.py": broken.missing(*hidden)}), *commands)
+    return run_commands(write_packages(folder, {"sitecustomize.py": broken.hide_modules(*hidden)}), *commands)
 
 
 def run_commands(environment: Mapping[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
@@ -104,7 +104,7 @@ def test_no_remedy_names_packages_that_a_device_does_not_need(
             assert SERVERS_ONLY.search(line.partition("; ")[2] or line) is None, (command, line)
         if code == ExitCode.MISSING_EXTRA and command[0] != "doctor":
             assert len(lines) == 1, err
-    assert missing >= 2, "nothing was missing, so that nothing was tested"
+    assert missing >= 2, "no package was missing, so the test is void"
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_without_pytorch_the_remedy_names_another_runtime(models: list[str], tmp
     )
     assert pte[2] == executorch[2]
     assert onnx[0] == ExitCode.TRANSPORT, (
-        "digits and ONNX Runtime need nothing of a server, so that the broker is tried"
+        "digits and ONNX Runtime need no packages of a server, so the error is that of the broker"
     )
     assert doctor[0] == ExitCode.OK
     assert "1438 samples of 1x8x8 in 10 classes (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), for onnx" in doctor[1]
@@ -154,7 +154,7 @@ def findings(out: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_doctor_accepts_a_boards_own_build_under_any_name(tmp_path: Path) -> None:
-    board = put(tmp_path, {"sitecustomize.py": VENDORS})
+    board = write_packages(tmp_path, {"sitecustomize.py": VENDORS})
     ((code, out, _),) = run_commands(board, ["doctor", "--json", "--state", str(tmp_path)])
     assert code == 0, out
     text = findings(out)["runtimes"]["text"]
@@ -170,21 +170,21 @@ def test_doctor_accepts_a_boards_own_build_under_any_name(tmp_path: Path) -> Non
 def test_a_broken_runtime_is_reported_and_join_uses_one_that_works(tmp_path: Path, fault: str, words: str) -> None:
     pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
     options = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
-    environment = put(tmp_path, {"onnxruntime": fault})
+    environment = write_packages(tmp_path, {"onnxruntime": fault})
     # Each command configures the logging of its process, so each has its own.
     ((code, out, _),) = run_commands(environment, ["doctor", *options, "--json"])
     by_check = findings(out)
     assert code == by_check["runtime onnx"]["code"] == ExitCode.MISSING_EXTRA
     assert words in by_check["runtime onnx"]["text"]
-    assert "pip install" not in by_check["runtime onnx"]["remedy"], "it would write over the board's own build"
+    assert "pip install" not in by_check["runtime onnx"]["remedy"], "pip would overwrite the board's own build"
     assert by_check["runtimes"]["text"].startswith("executorch (ExecuTorch")
     assert by_check["data"]["text"].endswith("for executorch")
     # The training process reports it on the standard error that both processes share.
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", NOBODY, *options]
-    joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert joined.returncode == ExitCode.TRANSPORT, "it had come as far as to the broker"
-    assert joined.stderr.count(words) == 1
-    assert "joins fleet main with executorch" in joined.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert process.returncode == ExitCode.TRANSPORT, "it fails only at the broker"
+    assert process.stderr.count(words) == 1
+    assert "joins fleet main with executorch" in process.stderr
     ((code, _, err),) = run_commands(environment, ["join", NOBODY, *options, "--runtime", "onnx"])
     assert code == ExitCode.MISSING_EXTRA
     assert len(err.splitlines()) == 1
@@ -195,7 +195,7 @@ def test_a_broken_runtime_is_reported_and_join_uses_one_that_works(tmp_path: Pat
 def test_nothing_that_breaks_ends_the_doctor(tmp_path: Path) -> None:
     """NumPy, psutil and Pillow are also built for a processor, and may fail on another."""
     fault = broken.DYING.format(number="SIGILL")
-    environment = put(tmp_path, {"numpy": fault, "psutil": fault, "PIL": fault})
+    environment = write_packages(tmp_path, {"numpy": fault, "psutil": fault, "PIL": fault})
     images = tmp_path / "images" / "7"
     images.mkdir(parents=True)
     ((code, out, err),) = run_commands(environment, ["doctor", "--json", "--data", str(images.parent)])
@@ -211,7 +211,7 @@ def test_nothing_that_breaks_ends_the_doctor(tmp_path: Path) -> None:
 def test_if_no_runtime_works_one_sentence_names_each(tmp_path: Path) -> None:
     broken_both = {"onnxruntime": broken.RAISING, "subfleet_executorch": broken.DYING.format(number="SIGILL")}
     join = ["join", NOBODY, "--state", str(tmp_path / "state"), "--data", "digits:train"]
-    ((code, _, err),) = run_commands(put(tmp_path, broken_both), join)
+    ((code, _, err),) = run_commands(write_packages(tmp_path, broken_both), join)
     assert code == ExitCode.MISSING_EXTRA
     assert len(err.splitlines()) == 1
     assert "'onnx' does not work here: the package 'onnxruntime' is there" in err
@@ -235,7 +235,7 @@ def test_the_agent_loads_without_any_tensor_package(tmp_path: Path) -> None:
         "from subfleet.edge_client.cli import main\n"
         "sys.exit(main(['doctor', '--json']))\n"
     )
-    environment = put(tmp_path, {"sitecustomize.py": broken.missing(*hidden)})
+    environment = write_packages(tmp_path, {"sitecustomize.py": broken.hide_modules(*hidden)})
     command = [sys.executable, "-c", program]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert process.returncode == ExitCode.MISSING_EXTRA, process.stderr

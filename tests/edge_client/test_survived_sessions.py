@@ -102,10 +102,10 @@ def test_a_session_says_goodbye_although_the_disk_cannot_be_written(
 ) -> None:
     begin(rig)
 
-    def full(_self: AgentStore, _saved: Saved) -> None:
+    def fail_save(_self: AgentStore, _saved: Saved) -> None:
         raise FileError("the state file cannot be written")
 
-    monkeypatch.setattr(AgentStore, "save", full)
+    monkeypatch.setattr(AgentStore, "save", fail_save)
     with caplog.at_level(logging.WARNING):
         rig.session.close()
     rig.server.turn()

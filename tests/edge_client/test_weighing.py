@@ -151,7 +151,7 @@ def test_the_least_recently_used_programs_are_removed_for_a_task(tmp_path: Path)
     assert _weigh(store, task).room_bytes == 1000
     assert [store.blobs.has(ref) for ref in (old, newer)] == [True, False]
     assert _weigh(store, large_task(program_bytes=2000)).room_bytes == 1000
-    assert store.blobs.has(old), "what is refused makes nothing go"
+    assert store.blobs.has(old), "a refused task removes nothing"
 
 
 def test_a_task_that_is_too_large_by_a_byte_removes_nothing(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_a_restarted_process_without_its_data_refuses_the_task(workplace: Workpl
     data = tmp_path / "data.npz"
     data.touch()
     with WorkerProcess(replace(workplace, data=str(data))) as worker:
-        data.unlink()  # the data of a device vanish while it works
+        data.unlink()  # the data vanish while the device works
         assert isinstance(run_task(worker, make_task(workplace, "SIGSEGV")), WorkFailed)
         outcome = run_task(worker, make_task(workplace, "train"))
     assert isinstance(outcome, WorkFailed)

@@ -32,9 +32,9 @@ def log(free_bytes: Sequence[int]) -> ResourceLog:
 
 def part(index: int) -> Dataset:
     """The samples of one of 44 disjoint parts."""
-    whole = load_digits()
+    dataset = load_digits()
     indices = slice(index * SAMPLES, (index + 1) * SAMPLES)
-    return Dataset(inputs=whole.inputs[indices], labels=whole.labels[indices])
+    return Dataset(inputs=dataset.inputs[indices], labels=dataset.labels[indices])
 
 
 def client(name: str, index: int, *free_bytes: int, runtime: str = "onnx") -> EmulatedDevice:

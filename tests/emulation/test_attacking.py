@@ -110,13 +110,13 @@ def with_attack(attack: Attack | None) -> GatheredRun:
 @pytest.mark.slow
 @pytest.mark.export
 def test_an_attack_changes_the_model(exports: ExportPool) -> None:
-    calm, still = (run_batch(with_attack(attack), exports) for attack in (None, LabelShuffling(strength=0.0)))
-    assert calm.model == still.model
+    honest, zero_strength = (run_batch(with_attack(attack), exports) for attack in (None, LabelShuffling(strength=0.0)))
+    assert honest.model == zero_strength.model
     attacked = with_attack(Backdoor(target=3, total_weight=3.0))
     result = run_batch(attacked, exports)
-    assert result.model != calm.model
+    assert result.model != honest.model
     assert 0 <= compute_batch_figures(attacked, result)["backdoor"] <= 1
-    assert "backdoor" not in compute_batch_figures(with_attack(None), calm)
+    assert "backdoor" not in compute_batch_figures(with_attack(None), honest)
 
 
 def test_an_attack_changes_the_fingerprint_of_a_run() -> None:

@@ -53,13 +53,13 @@ def test_replacement_puts_the_attackers_model_in_place_of_the_mean() -> None:
 
 def test_shuffled_labels_are_the_same_labels_of_other_samples() -> None:
     dataset = images(200)
-    shuffled, again, other = (shuffle_labels(dataset, seed) for seed in (1, 1, 2))
+    shuffled, repeated, other_seed = (shuffle_labels(dataset, seed) for seed in (1, 1, 2))
     assert np.array_equal(shuffled.inputs, dataset.inputs)
     assert np.array_equal(shuffled.class_counts(), dataset.class_counts())
     # Four classes: a quarter agrees by chance.
     assert 0.1 < float(np.mean(shuffled.labels == dataset.labels)) < 0.4
-    assert np.array_equal(shuffled.labels, again.labels)
-    assert not np.array_equal(shuffled.labels, other.labels)
+    assert np.array_equal(shuffled.labels, repeated.labels)
+    assert not np.array_equal(shuffled.labels, other_seed.labels)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.33, 1.0])
@@ -75,8 +75,8 @@ def test_a_trigger_is_a_bright_corner_with_the_attackers_class(fraction: float) 
     assert np.array_equal(poisoned.labels[~corner], dataset.labels[~corner])
     assert np.array_equal(poisoned.inputs[:, :, :-3], before[:, :, :-3])
     assert np.array_equal(poisoned.inputs[..., :-3], before[..., :-3])
-    again = add_trigger(dataset, 3, fraction, seed=7)
-    assert np.array_equal(poisoned.inputs, again.inputs)
+    repeated = add_trigger(dataset, 3, fraction, seed=7)
+    assert np.array_equal(poisoned.inputs, repeated.inputs)
 
 
 def test_what_cannot_carry_a_trigger_is_refused() -> None:

@@ -62,12 +62,12 @@ class BoastingLink:
 
 
 @pytest.fixture(scope="module")
-def calm(exports: ExportPool) -> BatchResult:
+def undisturbed(exports: ExportPool) -> BatchResult:
     """A run without faults."""
     return run_batch(experiment(), exports)
 
 
-def by_name(record: RoundRecord) -> dict[str, ClientRow]:
+def rows_by_name(record: RoundRecord) -> dict[str, ClientRow]:
     return {row.client_id: row for row in record.clients}
 
 
@@ -105,18 +105,18 @@ class RefusingTrainer:
         raise NotImplementedError
 
 
-def test_it_ends_with_every_client_aggregated_in_every_round(calm: BatchResult) -> None:
-    assert [record.round for record in calm.rounds] == [1, 2]
-    assert [record.log_time_s for record in calm.rounds] == [0.0, 60.0]
-    assert {row.status for record in calm.rounds for row in record.clients} == {"aggregated"}
-    assert {name: tuple(submodels) for name, submodels in calm.trained.items()} == dict.fromkeys(
+def test_it_ends_with_every_client_aggregated_in_every_round(undisturbed: BatchResult) -> None:
+    assert [record.round for record in undisturbed.rounds] == [1, 2]
+    assert [record.log_time_s for record in undisturbed.rounds] == [0.0, 60.0]
+    assert {row.status for record in undisturbed.rounds for row in record.clients} == {"aggregated"}
+    assert {name: tuple(submodels) for name, submodels in undisturbed.trained.items()} == dict.fromkeys(
         ("ada", "bob", "cyd"), (1, 2)
     )
-    assert calm.rounds[-1].loss < calm.rounds[0].loss
+    assert undisturbed.rounds[-1].loss < undisturbed.rounds[0].loss
 
 
-def test_submodels_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
-    first, second = map(by_name, calm.rounds)
+def test_submodels_follow_the_log_at_the_rounds_time(undisturbed: BatchResult) -> None:
+    first, second = map(rows_by_name, undisturbed.rounds)
     assert {name: row.budget_bytes for name, row in first.items()} == {
         "ada": SMALL_BYTES,
         "bob": SMALL_BYTES,
@@ -131,23 +131,25 @@ def test_submodels_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
         assert row.bytes_up > 4 * row.parameters, "the whole update was sent"
 
 
-def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: ExportPool) -> None:
-    again = run_batch(experiment(), exports)
-    assert again.model == calm.model
-    assert (again.rounds, again.turns) == (calm.rounds, calm.turns), "byte counts and times are the same, too"
-    assert run_batch(experiment(seed=6), exports).model != calm.model
+def test_the_same_experiment_gives_the_same_bits(undisturbed: BatchResult, exports: ExportPool) -> None:
+    repeated = run_batch(experiment(), exports)
+    assert repeated.model == undisturbed.model
+    assert (repeated.rounds, repeated.turns) == (undisturbed.rounds, undisturbed.turns), (
+        "byte counts and times are the same, too"
+    )
+    assert run_batch(experiment(seed=6), exports).model != undisturbed.model
 
 
-def test_a_run_takes_little_logical_time(calm: BatchResult) -> None:
-    assert calm.logical_seconds < 1.0, "no attempt, heartbeat or deadline elapsed"
-    assert calm.turns < 50
+def test_a_run_takes_little_logical_time(undisturbed: BatchResult) -> None:
+    assert undisturbed.logical_seconds < 1.0, "no attempt, heartbeat or deadline elapsed"
+    assert undisturbed.turns < 50
 
 
-def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: ExportPool) -> None:
+def test_losses_doubles_and_delays_change_no_bit(undisturbed: BatchResult, exports: ExportPool) -> None:
     for seed in range(2):
         faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
         result = run_batch(replace(experiment(), faults=faults), exports)
-        assert result.model == calm.model
+        assert result.model == undisturbed.model
         assert result.logical_seconds > 2.0, "lost messages were sent again"
 
 
@@ -155,7 +157,7 @@ def test_a_client_that_always_refuses_does_not_block_the_others(exports: ExportP
     refuser = RefusingTrainer()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
-        rows = by_name(record)
+        rows = rows_by_name(record)
         assert rows["cyd"].status.startswith("refused: memory")
         assert rows["ada"].status == rows["bob"].status == "aggregated"
     assert len(refuser.jobs) == 4, "in each round it was also assigned a smaller task"
@@ -171,12 +173,12 @@ def test_a_link_may_change_what_a_client_says(exports: ExportPool) -> None:
 def test_what_clients_declare_is_what_is_trained(exports: ExportPool) -> None:
     """The small device declares a size that fits from the second round on, and never trains a smaller one."""
     small = Architecture(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
-    described = experiment(method=FlexiFed(choice="declared"))
+    gathered = experiment(method=FlexiFed(choice="declared"))
     clients = tuple(
         replace(device, profile=replace(device.profile, architecture=architecture))
-        for device, architecture in zip(described.devices, (small, Architecture(), small), strict=True)
+        for device, architecture in zip(gathered.devices, (small, Architecture(), small), strict=True)
     )
-    first, second = map(by_name, run_batch(replace(described, devices=clients), exports).rounds)
+    first, second = map(rows_by_name, run_batch(replace(gathered, devices=clients), exports).rounds)
     for rows in (first, second):
         assert [(rows[name].architecture, rows[name].status) for name in ("ada", "cyd")] == [
             ("w1/2 d1", "aggregated")
@@ -223,11 +225,11 @@ class LimitedTrainer(RuntimeTrainer):
 def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: ExportPool) -> None:
     limited = LimitedTrainer(20_000)
     result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
-    rows = [by_name(record)["cyd"] for record in result.rounds]
+    rows = [rows_by_name(record)["cyd"] for record in result.rounds]
     assert [(row.status, row.architecture) for row in rows] == [("aggregated", "w1/2 d1")] * 3
     assert [row.refusals for row in rows] == ["runtime: no kernel for so wide a layer", "", ""]
     assert len(limited.refused) == 1, "the refused program is not sent again"
-    assert by_name(result.rounds[1])["bob"].architecture == "w1 d1", "other clients may train it"
+    assert rows_by_name(result.rounds[1])["bob"].architecture == "w1 d1", "other clients may train it"
 
 
 def test_a_training_program_of_pytorch_runs_too(exports: ExportPool) -> None:
@@ -259,16 +261,16 @@ def test_a_runtime_that_is_unknown_here_is_refused(exports: ExportPool) -> None:
 class ThreadedFleet:
     """The same fleet in real time, with a thread and a trainer for each client."""
 
-    def __init__(self, described: GatheredRun, exports: ExportPool, folder: Path) -> None:
+    def __init__(self, gathered: GatheredRun, exports: ExportPool, folder: Path) -> None:
         self.stop = threading.Event()
         broker = MemoryBroker()
-        tasks.write_npz(folder / "evaluation.npz", described.evaluation)
-        server_config = replace(described.run, data=DataSettings(test=str(folder / "evaluation.npz")))
+        tasks.write_npz(folder / "evaluation.npz", gathered.evaluation)
+        server_config = replace(gathered.run, data=DataSettings(test=str(folder / "evaluation.npz")))
         link = broker.client("server")
         self.server = Server(server_config, link, self, state_folder=folder / "server", exports=exports)
         threads = [
             threading.Thread(target=self._join, args=(device, broker, folder / device.client_id), daemon=True)
-            for device in described.devices
+            for device in gathered.devices
         ]
         for thread in threads:
             thread.start()
@@ -283,32 +285,32 @@ class ThreadedFleet:
     def round_finished(self, record: RoundRecord) -> None:
         """Ignored."""
 
-    def _join(self, described: EmulatedDevice, broker: MemoryBroker, folder: Path) -> None:
+    def _join(self, emulated: EmulatedDevice, broker: MemoryBroker, folder: Path) -> None:
         with AgentStore.open(folder) as store:
-            tasks.write_npz(folder / "data.npz", described.data)
+            tasks.write_npz(folder / "data.npz", emulated.data)
             trainer = OnnxTrainer()
             worker = TrainingWorker(
                 {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data=str(folder / "data.npz")
             )
-            meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
-            data_bytes = described.data.summary().data_bytes
-            profile = build_profile(described)
-            assert profile.packing_width == find_packing_width(described.profile)
+            meter = ReplayMeter(ReplayedLog(emulated.log), lambda _down, _up: None)
+            data_bytes = emulated.data.summary().data_bytes
+            profile = build_profile(emulated)
+            assert profile.packing_width == find_packing_width(emulated.profile)
             settings = AgentSettings(profile=profile, data_bytes=data_bytes)
             device = Device(store=store, worker=worker, meter=meter)
-            EdgeSession(settings, broker.client(described.client_id), Topics(), device).run(
+            EdgeSession(settings, broker.client(emulated.client_id), Topics(), device).run(
                 self.stop.is_set, poll_s=0.01
             )
 
 
 def test_the_model_has_the_bits_of_a_fleet_in_real_time(exports: ExportPool, tmp_path: Path) -> None:
     # With budgets that the memory of this process, which all clients share, does not exceed by chance.
-    described = replace(
+    gathered = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
         devices=tuple(client(name, index, LARGE_BYTES) for index, name in enumerate(("ada", "bob", "cyd"))),
     )
-    virtual = run_batch(described, exports)
-    real = ThreadedFleet(described, exports, tmp_path).result
+    virtual = run_batch(gathered, exports)
+    real = ThreadedFleet(gathered, exports, tmp_path).result
     assert {row.status for record in real.rounds for row in record.clients} == {"aggregated"}
     assert real.model_path is not None
     assert real.model_path.read_bytes() == virtual.model
@@ -330,14 +332,14 @@ def test_a_fixed_size_fits_the_log_most_of_the_time(exports: ExportPool) -> None
     """A regression: a client with most memory at first kept the whole model, and skipped every later round."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))
-    described = GatheredRun(run=config(method=FlexiFed()), devices=clients, evaluation=part(10))
-    first, second = run_batch(described, exports).rounds
+    gathered = GatheredRun(run=config(method=FlexiFed()), devices=clients, evaluation=part(10))
+    first, second = run_batch(gathered, exports).rounds
     assert (first.participation, second.participation) == (1.0, 1.0)
     for record in (first, second):
-        rows = by_name(record)
+        rows = rows_by_name(record)
         assert rows["ada"].architecture_id == rows["bob"].architecture_id != rows["cyd"].architecture_id
     # Nine tenths of its log have little memory; at a quantile above that, the first reading decides the size.
-    patient = replace(described, run=config(method=FlexiFed(), log_quantile=0.95))
+    patient = replace(gathered, run=config(method=FlexiFed(), log_quantile=0.95))
     first, second = run_batch(patient, exports).rounds
     assert first.participation == 1.0
     assert second.participation == pytest.approx(2 / 3)

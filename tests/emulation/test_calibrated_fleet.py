@@ -33,18 +33,18 @@ def model_of(result: BatchResult) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.copy()) for name, array in decode_arrays(result.model).items()}
 
 
-def batches(described: GatheredRun, name: str, data: Dataset) -> list[torch.Tensor]:
+def batches(gathered: GatheredRun, name: str, data: Dataset) -> list[torch.Tensor]:
     """The batches in the order of the client's trainer in round 2."""
-    settings = described.run.training
-    seed = described.run.seed
+    settings = gathered.run.training
+    seed = gathered.run.seed
     order = iter_batches(len(data), settings.batch_size, seed=seed, round_number=2, client_id=name, epoch=0)
     return [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
 
 
 def test_calibration_sets_the_statistics_of_all_devices_data_and_keeps_the_weights(exports: ExportPool) -> None:
-    described = fleet("calibrated")
+    gathered = fleet("calibrated")
     before = model_of(run_batch(fleet("averaged"), exports))
-    result = run_batch(described, exports)
+    result = run_batch(gathered, exports)
     assert [record.calibrated for record in result.rounds] == [False, True]
     last = {row.client_id: row for row in result.rounds[-1].clients}
     assert {name: (row.architecture, row.status) for name, row in last.items()} == {
@@ -59,9 +59,9 @@ def test_calibration_sets_the_statistics_of_all_devices_data_and_keeps_the_weigh
     measured = [
         (
             architecture,
-            measure_moments(NETWORK, architecture, before, batches(described, device.client_id, device.data)),
+            measure_moments(NETWORK, architecture, before, batches(gathered, device.client_id, device.data)),
         )
-        for device in described.devices
+        for device in gathered.devices
         for architecture in [trained[device.client_id]]
     ]
     expected = pool_statistics(NETWORK, before, measured)

@@ -91,14 +91,16 @@ def test_a_batch_that_does_not_end_reports_what_it_waits_for(exports: ExportPool
 
 
 def test_a_board_trains_in_round_1_the_largest_submodel_that_its_disk_holds(exports: ExportPool) -> None:
-    """A run without a disk limit tells the sizes; a limit that is lower leads to a smaller submodel."""
-    free = run_batch(fleet(), exports).rounds[0].clients[0]
-    assert (free.limit, free.refusals) == ("", "")
+    """A run without a disk limit reports the sizes; a lower limit leads to a smaller submodel."""
+    unlimited = run_batch(fleet(), exports).rounds[0].clients[0]
+    assert (unlimited.limit, unlimited.refusals) == ("", "")
 
-    def short(device: EmulatedDevice) -> EmulatedDevice:
-        return replace(device, profile=replace(device.profile, disk_limit=str(free.disk_bytes)))
+    def limit_disk(device: EmulatedDevice) -> EmulatedDevice:
+        return replace(device, profile=replace(device.profile, disk_limit=str(unlimited.disk_bytes)))
 
-    for row in (run_batch(fleet(short, healthy=1, rounds=2), exports).rounds[number].clients[0] for number in (0, 1)):
+    for row in (
+        run_batch(fleet(limit_disk, healthy=1, rounds=2), exports).rounds[number].clients[0] for number in (0, 1)
+    ):
         assert (row.status, row.limit, row.refusals) == ("aggregated", "disk", "")
-        assert 0 < row.disk_bytes <= (row.disk_budget_bytes or 0) < free.disk_bytes
-        assert 0 < row.parameters < free.parameters
+        assert 0 < row.disk_bytes <= (row.disk_budget_bytes or 0) < unlimited.disk_bytes
+        assert 0 < row.parameters < unlimited.parameters

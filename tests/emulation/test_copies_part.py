@@ -41,17 +41,17 @@ def measure_divergence(shares: Shares, exports: ExportPool) -> float:
     first, last = (model_after(rounds, shares, exports).of(CHILD) for rounds in (BORN, BORN + 10))
     assert first.lineage is not None
     assert isinstance(first.lineage.map, Replicated)
-    network, apart, moved = network_of(first.lineage.config), list[Tensor](), list[Tensor]()
+    network, differences, movements = network_of(first.lineage.config), list[Tensor](), list[Tensor]()
     for axis, source in first.lineage.map.sources:
         pairs = [(source.index(origin), index) for index, origin in enumerate(source) if source.index(origin) < index]
         originals, copies = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
         for name, decl in network.tensors.items():
             if decl.axes[0] == axis:
-                then, now = first.shared[name], last.shared[name]
-                assert torch.equal(then[originals], then[copies]), "they are equal at first"
-                apart.append((now[originals] - now[copies]).flatten())
-                moved.append((now - then)[copies].flatten())
-    return float(torch.cat(apart).norm() / torch.cat(moved).norm())
+                old, new = first.shared[name], last.shared[name]
+                assert torch.equal(old[originals], old[copies]), "they are equal at first"
+                differences.append((new[originals] - new[copies]).flatten())
+                movements.append((new - old)[copies].flatten())
+    return float(torch.cat(differences).norm() / torch.cat(movements).norm())
 
 
 def test_copies_with_drawn_fractions_diverge(exports: ExportPool) -> None:

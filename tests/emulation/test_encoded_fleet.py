@@ -36,9 +36,9 @@ def plain(exports: ExportPool) -> BatchResult:
 def test_updates_have_the_size_of_their_codec_and_the_fleet_learns(
     exports: ExportPool, plain: BatchResult, codec: AnyUpdateCodec
 ) -> None:
-    described = experiment(update_codec=codec)
-    result = run_batch(described, exports)
-    network = create_context(described.run, "run").network
+    gathered = experiment(update_codec=codec)
+    result = run_batch(gathered, exports)
+    network = create_context(gathered.run, "run").network
     architectures = {
         submodel.architecture.architecture_id: submodel.architecture
         for by_round in result.trained.values()
@@ -57,7 +57,7 @@ def test_updates_have_the_size_of_their_codec_and_the_fleet_learns(
         assert row.bytes_down == pytest.approx(before.bytes_down, abs=1000)
     assert result.rounds[-1].loss < result.rounds[0].loss
     assert result.model != plain.model
-    assert compute_batch_figures(described, result)["violations"] == 0
+    assert compute_batch_figures(gathered, result)["violations"] == 0
 
 
 def test_the_same_seed_gives_the_same_rounding(exports: ExportPool) -> None:
@@ -113,16 +113,16 @@ def _on_uplink(device: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
 
 
 def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: ExportPool) -> None:
-    whole = create_context(config(), "run").first.candidates[-1].weight_bytes
-    links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
-    plain, coded = (
+    full_bytes = create_context(config(), "run").first.candidates[-1].weight_bytes
+    links = (math.ceil(0.06 * full_bytes), math.ceil(0.2 * full_bytes), full_bytes)
+    uncompressed, coded = (
         rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))
         for codec in (None, TopKQsgd(fraction=0.1))
     )
-    assert [row.status.partition(":")[0] for row in plain] == ["skipped", "skipped", "aggregated"]
+    assert [row.status.partition(":")[0] for row in uncompressed] == ["skipped", "skipped", "aggregated"]
     assert [row.architecture for row in coded] == ["w1"] * 3, "each of them sends the whole model"
     weak, middling, strong = coded
-    assert weak.update_bytes < middling.update_bytes < strong.update_bytes < whole
+    assert weak.update_bytes < middling.update_bytes < strong.update_bytes < full_bytes
     for row in coded:
         assert row.uplink_budget_bytes is not None
         assert 0.9 * min(row.uplink_budget_bytes, strong.update_bytes) < row.update_bytes <= row.uplink_budget_bytes

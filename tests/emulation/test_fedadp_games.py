@@ -42,10 +42,10 @@ def test_clients_have_the_networks_of_the_paper_in_all_entries(game: str, client
     networks = Counter(device.network for device in fleets.pop().expand_devices())
     assert (sum(networks.values()), len(networks)) == (clients, kinds)
     if game == "fedadp-vgg":
-        (most,) = [family for family, count in networks.items() if count == 6]
+        (largest,) = [family for family, count in networks.items() if count == 6]
         depths = {sum(family.depths) for family in networks if family is not None}
-        assert most is not None
-        assert (sum(most.depths), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), "VGG-19 has 16 convolutions"
+        assert largest is not None
+        assert (sum(largest.depths), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), "VGG-19 has 16 convolutions"
         run = runs["fedadp-paper"]
         training = run.training
         assert (run.rounds, training.epochs, training.batch_size, training.round_fraction) == (200, 10, 64, 0.2)
@@ -66,11 +66,13 @@ def test_the_eight_networks_of_the_paper_have_one_union() -> None:
 SOME = frozenset({"fedadp", "standalone"})
 
 
-@pytest.mark.parametrize("every", mostly_long([True, False], False))
-def test_two_rounds_of_the_entries_in_which_all_take_part(every: bool, exports: ExportPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_entries", mostly_long([True, False], False))
+def test_two_rounds_of_the_entries_in_which_all_take_part(
+    all_entries: bool, exports: ExportPool, tmp_path: Path
+) -> None:
     losses = {}
     for name, run in entries("fedadp-game", *SMALL).items():
-        if not every and name not in SOME:
+        if not all_entries and name not in SOME:
             continue
         run_in_batch(run, tmp_path / name, Unobserved(), threading.Event(), exports=exports)
         summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
@@ -79,5 +81,5 @@ def test_two_rounds_of_the_entries_in_which_all_take_part(every: bool, exports: 
         assert len(set(architectures.values())) == 6
         assert set(summary["figures"]["tiers"]) == {"shallow", "two", "three", "four", "three-wider", "four-wider"}
         losses[name] = summary["rounds"][-1]["loss"]
-    least = 4 if every else len(SOME)
-    assert len({f"{loss:.6f}" for loss in losses.values()}) >= least, "their losses differ"
+    count = 4 if all_entries else len(SOME)
+    assert len({f"{loss:.6f}" for loss in losses.values()}) >= count, "their losses differ"

@@ -97,14 +97,16 @@ def test_a_game_is_played_with_the_networks_of_fedtrans(
     for name in names:
         summary = play(runs[name], tmp_path, exports)
         assert [record["aggregated"] > 0 for record in summary["rounds"]] == [True, True]
-        described = read_description(tmp_path / runs[name].name)
+        description = read_description(tmp_path / runs[name].name)
         if runs[name].model_of is not None:
             network = networks[0] if "smallest" in name or "middle" in name else networks[-1]
-            assert described.model == network.lineage.config
-            whole = network_of(network.lineage.config)
-            most = max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
-            assert most <= Costs(whole).of([whole.full_architecture()])[0][0]
-            assert (name != "fedavg-smallest") or most == Costs(whole).of([whole.full_architecture()])[0][0]
+            assert description.model == network.lineage.config
+            full_network = network_of(network.lineage.config)
+            max_parameters = max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
+            assert max_parameters <= Costs(full_network).of([full_network.full_architecture()])[0][0]
+            assert (name != "fedavg-smallest") or max_parameters == Costs(full_network).of(
+                [full_network.full_architecture()]
+            )[0][0]
 
 
 ABLATED: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -80,15 +80,15 @@ Run = tuple[GatheredRun, BatchResult]
 
 @pytest.fixture(scope="module")
 def run(exports: ExportPool) -> Run:
-    described = experiment()
-    return described, run_batch(described, exports)
+    gathered = experiment()
+    return gathered, run_batch(gathered, exports)
 
 
 @pytest.mark.slow
 @pytest.mark.export
 def test_counts_are_those_of_the_rows(run: Run) -> None:
-    described, result = run
-    figures = compute_batch_figures(described, result)
+    gathered, result = run
+    figures = compute_batch_figures(gathered, result)
     rows = [row for record in result.rounds for row in record.clients]
     assert figures["bytes_up"] == sum(row.bytes_up for row in rows)
     assert figures["bytes_down"] == sum(row.bytes_down for row in rows)
@@ -104,9 +104,9 @@ def test_counts_are_those_of_the_rows(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.export
 def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
-    described, result = run
-    figures = compute_batch_figures(described, result)
-    network, state = network_of(described.run.model), load(result.model)
+    gathered, result = run
+    figures = compute_batch_figures(gathered, result)
+    network, state = network_of(gathered.run.model), load(result.model)
 
     def accuracy(architecture: Architecture, data: Any) -> float:
         return evaluate(
@@ -120,10 +120,13 @@ def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
         == last["cyd"].architecture_id
         == network.full_architecture().architecture_id
     )
-    own = {device.client_id: accuracy(last[device.client_id], device.test) for device in described.devices}
-    assert figures["own"] == own
-    assert (figures["own_mean"], figures["own_worst"]) == (pytest.approx(sum(own.values()) / 3), min(own.values()))
-    small = [accuracy(last[name], described.evaluation) for name in ("ada", "bob")]
+    own_accuracies = {device.client_id: accuracy(last[device.client_id], device.test) for device in gathered.devices}
+    assert figures["own"] == own_accuracies
+    assert (figures["own_mean"], figures["own_worst"]) == (
+        pytest.approx(sum(own_accuracies.values()) / 3),
+        min(own_accuracies.values()),
+    )
+    small = [accuracy(last[name], gathered.evaluation) for name in ("ada", "bob")]
     assert figures["tiers"] == {"small": pytest.approx(sum(small) / 2), "large": result.rounds[-1].accuracy}
     assert figures["worst_tier"] == min(figures["tiers"].values())
 
@@ -131,10 +134,10 @@ def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> None:
-    described, result = run
+    gathered, result = run
     first, second = result.rounds
     away = tuple(replace(row, status="skipped: away") if row.client_id == "bob" else row for row in second.clients)
-    figures = compute_batch_figures(described, replace(result, rounds=(first, replace(second, clients=away))))
+    figures = compute_batch_figures(gathered, replace(result, rounds=(first, replace(second, clients=away))))
     assert figures["participation"] == pytest.approx(5 / 6)
     assert figures["least_participation"] == pytest.approx(2 / 3)
     assert figures["never_aggregated"] == 0, "the client was aggregated in round 1"
@@ -145,7 +148,7 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_client_that_was_never_aggregated_has_no_model(run: Run) -> None:
-    described, result = run
+    gathered, result = run
     rounds = tuple(
         replace(
             record,
@@ -156,10 +159,10 @@ def test_a_client_that_was_never_aggregated_has_no_model(run: Run) -> None:
         for record in result.rounds
     )
     alone = replace(result, rounds=rounds, own={"cyd": result.own["cyd"]})
-    figures = compute_batch_figures(described, alone)
+    figures = compute_batch_figures(gathered, alone)
     assert figures["tiers"]["large"] > 0
     assert figures["tiers"]["small"] is figures["worst_tier"] is figures["submodels"] is None, "unknown, and not 0"
     assert figures["never_aggregated"] == 2
     assert set(figures["own"]) == {"cyd"}
     with pytest.raises(RunError, match="no round of the run aggregated an update"):
-        compute_batch_figures(described, replace(result, model=b""))
+        compute_batch_figures(gathered, replace(result, model=b""))

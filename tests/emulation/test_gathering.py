@@ -78,12 +78,12 @@ def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
     for device in gathered.devices:
         assert device.test is not None
         assert len(device.test) == round(0.2 * (len(device.test) + len(device.data)))
-    whole = np.concatenate(
+    inputs = np.concatenate(
         [part.inputs for client in gathered.devices for part in (client.data, client.test) if part is not None]
     )
-    assert len(whole) == 600
-    assert float(whole.mean()) == pytest.approx(0.0, abs=1e-5)
-    assert float(whole.std()) == pytest.approx(1.0, rel=1e-5)
+    assert len(inputs) == 600
+    assert float(inputs.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(inputs.std()) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_held_out_samples_are_written_for_client_processes(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_user_samples_are_split_like_those_of_a_known_data_set(tmp_path: Path) -
     two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
     from_file = gather_run(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
     assert sum(len(device.data) for device in from_file.devices) == 300
-    named = gather_run(with_devices(*two))
+    by_name = gather_run(with_devices(*two))
     by_parts = gather_run(with_devices(*two, name="", train="digits:train", test="digits:test"))
-    for first, second in zip(named.devices, by_parts.devices, strict=True):
+    for first, second in zip(by_name.devices, by_parts.devices, strict=True):
         assert first.data.inputs.tobytes() == second.data.inputs.tobytes()
     with pytest.raises(ConfigError, match="train are empty, but the device 'a' has no samples of its own"):
         gather_run(with_devices(*two, name="", test="digits:test"))

@@ -45,7 +45,7 @@ SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples
 @with_logs
 def test_the_fleet_is_the_one_of_the_published_tables() -> None:
     devices = draw_devices(load_population("league"), 50, seed="any", data=Path(DATA))
-    plain = [
+    rows = [
         [
             device.profile.name,
             device.profile.memory_fraction,
@@ -53,7 +53,7 @@ def test_the_fleet_is_the_one_of_the_published_tables() -> None:
         ]
         for device in devices
     ]
-    assert hashlib.sha256(canonical_json(plain)).hexdigest() == FLEET
+    assert hashlib.sha256(canonical_json(rows)).hexdigest() == FLEET
 
 
 @with_logs
@@ -114,8 +114,8 @@ def test_a_round_of_the_league(game: str, exports: ExportPool, tmp_path: Path) -
     accuracies = [accuracy for accuracy in summary["figures"]["tiers"].values() if accuracy is not None]
     assert accuracies
     assert all(0 <= accuracy <= 1 for accuracy in accuracies)
-    whole = len(accuracies) == len(summary["figures"]["tiers"])
-    assert summary["figures"]["worst_tier"] == (min(accuracies) if whole else None)
+    is_complete = len(accuracies) == len(summary["figures"]["tiers"])
+    assert summary["figures"]["worst_tier"] == (min(accuracies) if is_complete else None)
     assert set(summary["figures"]["own"]) == {
         row["client_id"] for row in record["clients"] if row["status"] == "aggregated"
     }

@@ -77,22 +77,22 @@ def test_a_search_without_a_result_is_reported(rounds: int, message: str, export
 
 
 def test_a_check_runs_on_every_runtime_of_the_method(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
-    used, submit = set[str](), ExportPool.submit
+    targets, submit = set[str](), ExportPool.submit
 
-    def record(self: ExportPool, request: AnyRequest, **named: Any) -> "Future[Path]":
+    def record(self: ExportPool, request: AnyRequest, **options: Any) -> "Future[Path]":
         if isinstance(request, TrainRequest):
-            used.add(request.target)
-        return submit(self, request, **named)
+            targets.add(request.target)
+        return submit(self, request, **options)
 
     monkeypatch.setattr(ExportPool, "submit", record)
     assert check_method(METHOD, exports) == "ok"
-    assert used == set(METHOD.INFO.runtimes)
+    assert targets == set(METHOD.INFO.runtimes)
 
 
 def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
     accepted = {name: find_accepted_norms(kind()) for name, kind in METHODS.items()}
-    lacking = {name: set(get_args(NormPolicy)) - set(norms) for name, norms in accepted.items()}
-    assert {name: norms for name, norms in lacking.items() if norms} == {
+    uncovered = {name: set(get_args(NormPolicy)) - set(norms) for name, norms in accepted.items()}
+    assert {name: norms for name, norms in uncovered.items() if norms} == {
         "fedoras": {"calibrated"},
         "fjord": {"calibrated"},
         "dynamic_selection": {"bank"},
@@ -122,11 +122,11 @@ def _change_last_channel(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def test_a_zeroed_untrained_element_is_reported(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     finish = Accumulator.finish
 
-    def zeroing(self: Accumulator) -> dict[str, Tensor]:
+    def zero_untrained(self: Accumulator) -> dict[str, Tensor]:
         held = self.find_held()
         return {name: torch.where(held[name], tensor, 0.0) for name, tensor in finish(self).items()}
 
-    monkeypatch.setattr(Accumulator, "finish", zeroing)
+    monkeypatch.setattr(Accumulator, "finish", zero_untrained)
     assert check_method(METHOD, exports) == "tensor 'stem.weight' changed where no client trained it"
 
 
@@ -134,7 +134,7 @@ def test_a_zeroed_untrained_element_is_reported(monkeypatch: pytest.MonkeyPatch,
 def test_a_loss_that_does_not_fall_is_reported(
     norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
-    """Nor does a decrease count that is only due to running statistics."""
+    """A decrease that is only due to running statistics does not count."""
     _replace_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
     verdict = check_method(METHOD, exports, norms)
     before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
@@ -172,11 +172,11 @@ def test_a_wrong_assignment_is_reported(
 def test_bytes_that_are_not_counted_are_reported(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     count = Traffic.count
 
-    def deaf(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
+    def count_sent(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
         if direction == "sent":
             count(self, direction, topic, size_bytes)
 
-    monkeypatch.setattr(Traffic, "count", deaf)
+    monkeypatch.setattr(Traffic, "count", count_sent)
     verdict = check_method(METHOD, exports)
     assert verdict.startswith("client client0 moved ")
     assert verdict.endswith(" and 0 bytes, less than its weights")
@@ -186,8 +186,8 @@ def test_the_error_of_a_method_is_reported(monkeypatch: pytest.MonkeyPatch, expo
     _replace_steps(monkeypatch, space=lambda network, rates: ())
     assert check_method(METHOD, exports).startswith("the method's space of submodels is empty")
 
-    def failing(context: AssignmentContext) -> Assignment:
+    def raise_error(context: AssignmentContext) -> Assignment:
         raise ConfigError("nothing can be chosen")
 
-    _replace_steps(monkeypatch, space=lambda network, rates: (network.full_architecture(),), assign=failing)
+    _replace_steps(monkeypatch, space=lambda network, rates: (network.full_architecture(),), assign=raise_error)
     assert check_method(METHOD, exports) == "nothing can be chosen"

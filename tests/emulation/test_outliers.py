@@ -41,9 +41,9 @@ COUNTS = (5000, 1200, 300, 40, 8, 8, 8, 8)
 
 def samples(count: int, seed: int) -> Dataset:
     """Digits drawn with replacement, each with its own noise."""
-    drawn = load_digits().take(np.random.default_rng(seed).integers(0, TRAINING_COUNT, count))
-    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
-    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(np.float32))
+    dataset = load_digits().take(np.random.default_rng(seed).integers(0, TRAINING_COUNT, count))
+    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * dataset.inputs.max(), dataset.inputs.shape)
+    return replace(dataset, inputs=np.clip(dataset.inputs + noise, 0, None).astype(np.float32))
 
 
 def fleet(parts: Sequence[Dataset]) -> tuple[EmulatedDevice, ...]:

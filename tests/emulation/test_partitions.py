@@ -61,8 +61,8 @@ def test_every_sample_goes_to_exactly_one_client_or_the_split_is_refused(data: s
     assert len(parts) == clients
     assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(count))
-    again = partition(dataset, chosen, clients=clients, seed=seed)
-    assert all(np.array_equal(first, second) for first, second in zip(parts, again, strict=True))
+    repeated = partition(dataset, chosen, clients=clients, seed=seed)
+    assert all(np.array_equal(first, second) for first, second in zip(parts, repeated, strict=True))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)

@@ -65,10 +65,10 @@ class RecordingExports:
         self.requests = list[InferRequest]()
         self._inner = inner
 
-    def submit(self, request: AnyRequest, **named: Any) -> "Future[Path]":
+    def submit(self, request: AnyRequest, **options: Any) -> "Future[Path]":
         if isinstance(request, InferRequest):
             self.requests.append(request)
-        return self._inner.submit(request, **named)
+        return self._inner.submit(request, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -92,15 +92,15 @@ def run(pictures: tuple[Path, Path]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def played(run: Run, exports: ExportPool) -> tuple[BatchResult, list[InferRequest]]:
+def finished_run(run: Run, exports: ExportPool) -> tuple[BatchResult, list[InferRequest]]:
     recorded = RecordingExports(exports)
     return run_batch(gather_run(run), cast("ExportPool", recorded)), recorded.requests
 
 
 def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_have_the_transform(
-    played: tuple[BatchResult, list[InferRequest]],
+    finished_run: tuple[BatchResult, list[InferRequest]],
 ) -> None:
-    result, requests = played
+    result, requests = finished_run
     assert {row.status for record in result.rounds for row in record.clients} == {"aggregated"}
     assert not any(row.data_warning for record in result.rounds for row in record.clients)
     assert (result.rounds[-1].accuracy or 0) > 0.3
@@ -112,9 +112,13 @@ def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_have_the_transfor
 
 @pytest.mark.parametrize("target", sorted(TRAINERS))
 def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
-    tmp_path: Path, target: str, run: Run, pictures: tuple[Path, Path], played: tuple[BatchResult, list[InferRequest]]
+    tmp_path: Path,
+    target: str,
+    run: Run,
+    pictures: tuple[Path, Path],
+    finished_run: tuple[BatchResult, list[InferRequest]],
 ) -> None:
-    result, _ = played
+    result, _ = finished_run
     weights = unpack_state(load(result.model)).of("").shared
     request = InferRequest(
         model=run.model,

@@ -48,8 +48,8 @@ def run_scoring_fleet(
         client(name, index, first, LARGE_BYTES)
         for index, (name, first) in enumerate(zip(NAMES, (LARGE_BYTES, LARGE_BYTES, MIDDLING_BYTES), strict=True))
     )
-    described = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), devices=clients)
-    with_faults = replace(described, faults=faults or Faults())
+    gathered = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), devices=clients)
+    with_faults = replace(gathered, faults=faults or Faults())
     return run_batch(with_faults, exports, trainers=trainers), trainers
 
 
@@ -70,15 +70,15 @@ def test_each_client_has_its_best_scored_size_in_every_round(exports: ExportPool
 
 
 def test_losses_and_doubles_change_no_bit(exports: ExportPool) -> None:
-    calm, _ = run_scoring_fleet(exports)
-    rough, trainers = run_scoring_fleet(exports, Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5))
-    assert rough.model == calm.model
+    undisturbed, _ = run_scoring_fleet(exports)
+    disturbed, trainers = run_scoring_fleet(exports, Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5))
+    assert disturbed.model == undisturbed.model
     assert [len(trainers[name].scores) for name in NAMES] == [3, 3, 2]
 
 
 def test_clients_of_pytorch_score_too(exports: ExportPool) -> None:
     clients = tuple(client(name, index, LARGE_BYTES, runtime="torch") for index, name in enumerate(NAMES))
-    described = replace(experiment(method=FedFA(choice="score"), rounds=1), devices=clients)
-    (record,) = run_batch(described, exports).rounds
+    gathered = replace(experiment(method=FedFA(choice="score"), rounds=1), devices=clients)
+    (record,) = run_batch(gathered, exports).rounds
     assert [(row.runtime, row.status) for row in record.clients] == [("torch", "aggregated")] * 3
     assert record.clients[0].bytes_down > 0

@@ -37,9 +37,9 @@ def test_the_least_recently_used_session_is_dropped_first() -> None:
     host = SharedHost(most=2)
     for name in ("a", "b"):
         host.keep(make_loaded(name), held_bytes=0, limit_bytes=1)
-    again = host.take("a", 1)
-    assert again is not None
-    host.keep(again.loaded, held_bytes=0, limit_bytes=1)
+    reused = host.take("a", 1)
+    assert reused is not None
+    host.keep(reused.loaded, held_bytes=0, limit_bytes=1)
     host.keep(make_loaded("c"), held_bytes=0, limit_bytes=1)
     assert host.take("b", 1) is None
     assert host.take("a", 1) is not None

@@ -63,40 +63,40 @@ class FinishedRun:
 @pytest.fixture(
     scope="module", params=mostly_long(GOOD, "sequence", "segmentation", "multi-label", "regression-several")
 )
-def played(request: pytest.FixtureRequest, exports: ExportPool) -> FinishedRun:
+def finished_run(request: pytest.FixtureRequest, exports: ExportPool) -> FinishedRun:
     gathered = gather_run(read_run(request.param, ("deploy_targets=[]",)))
     return FinishedRun(name=request.param, gathered=gathered, result=run_batch(gathered, exports))
 
 
-def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: FinishedRun) -> None:
-    kind = played.gathered.run.training.objective.kind
-    last = played.result.rounds[-1]
-    assert [row.status for record in played.result.rounds for row in record.clients] == ["aggregated"] * 9
+def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(finished_run: FinishedRun) -> None:
+    kind = finished_run.gathered.run.training.objective.kind
+    last = finished_run.result.rounds[-1]
+    assert [row.status for record in finished_run.result.rounds for row in record.clients] == ["aggregated"] * 9
     assert (last.headline, next(iter(last.all_metrics))) == (kind.headline, kind.headline)
     assert set(last.all_metrics) == set(kind.metrics)
     assert (last.accuracy is None) == ("accuracy" not in kind.metrics)
-    for name, least in GOOD[played.name].items():
-        assert last.all_metrics[name] > least, name
-    summary = build_summary(played.name, played.result.result)
+    for name, minimum in GOOD[finished_run.name].items():
+        assert last.all_metrics[name] > minimum, name
+    summary = build_summary(finished_run.name, finished_run.result.result)
     assert (summary["headline"], summary["metrics"]) == (kind.headline, last.all_metrics)
     assert summary["evaluation"][kind.headline]["clients"] == 3
     json.dumps(summary, allow_nan=False)
-    assert f"{last.value:.4g}"[:5] in describe_result(played.result.result)
-    page = render_report(played.name, played.result.result, {})
+    assert f"{last.value:.4g}"[:5] in describe_result(finished_run.result.result)
+    page = render_report(finished_run.name, finished_run.result.result, {})
     assert all(words in page for words in (last.quality, "of the full model", "Evaluation by devices"))
-    run_figures = compute_batch_figures(played.gathered, played.result)
+    run_figures = compute_batch_figures(finished_run.gathered, finished_run.result)
     assert set(run_figures["own"]) == {"laptop", "phone", "pi-4"}
     worst = max if kind.headline in ("rmse", "perplexity") else min
     assert run_figures["own_worst"] == worst(run_figures["own"].values())
     assert run_figures["worst_tier"] == worst(run_figures["tiers"].values())
 
 
-def test_evaluations_by_devices_agree_with_the_server_on_the_same_samples(played: FinishedRun) -> None:
-    run, result = played.gathered.run, played.result
+def test_evaluations_by_devices_agree_with_the_server_on_the_same_samples(finished_run: FinishedRun) -> None:
+    run, result = finished_run.gathered.run, finished_run.result
     network, state = network_of(run.model), unpack_state(load(result.model)).shared
     objective = run.training.objective
     (record,) = result.result.evaluations
-    held_out = {device.client_id: device.test for device in played.gathered.devices}
+    held_out = {device.client_id: device.test for device in finished_run.gathered.devices}
     totals = []
     for row in record.evaluated:
         data, owner = held_out[row.client_id], result.own[row.client_id]
@@ -107,7 +107,7 @@ def test_evaluations_by_devices_agree_with_the_server_on_the_same_samples(played
         assert row.loss == pytest.approx(evaluation.loss, rel=1e-4)
         totals.append(evaluation.totals)
     assert len(totals) == 3
-    whole = Dataset(
+    pooled = Dataset(
         inputs=np.concatenate([samples.inputs for samples in held_out.values() if samples is not None]),
         labels=np.concatenate([samples.labels for samples in held_out.values() if samples is not None]),
     )
@@ -115,35 +115,35 @@ def test_evaluations_by_devices_agree_with_the_server_on_the_same_samples(played
         len({submodel.architecture for submodel in result.own.values()}) == 1
     ):  # they have the same model, which is evaluated on all samples together
         architecture = next(iter(result.own.values())).architecture
-        together = evaluate(network, architecture, state, *tensors(whole), objective=objective.name)
+        together = evaluate(network, architecture, state, *tensors(pooled), objective=objective.name)
         assert dict(record.together) == pytest.approx(dict(together.metrics), abs=2e-4)
     assert "on held-out samples of their own" in describe_spread(record)
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_metrics_of_the_exported_model_agree_with_scikit_learn_and_the_server(
-    played: FinishedRun, target: str, tmp_path: Path
+    finished_run: FinishedRun, target: str, tmp_path: Path
 ) -> None:
-    run = played.gathered.run
-    network, state = network_of(run.model), unpack_state(load(played.result.model)).shared
+    run = finished_run.gathered.run
+    network, state = network_of(run.model), unpack_state(load(finished_run.result.model)).shared
     request = InferRequest(
         model=run.model,
         architecture=network.full_architecture(),
         target=target,
         weights_sha256="",
-        classes=played.gathered.evaluation.class_names,
+        classes=finished_run.gathered.evaluation.class_names,
         objective=run.training.objective.name,
     )
     body, difference = export_inference_model(request, extract(network, network.full_architecture(), state))
     suffix = {"onnx": ".onnx", "executorch": ".pte"}[target]
     (tmp_path / f"model{suffix}").write_bytes(body)
-    write_npz(tmp_path / "test.npz", played.gathered.evaluation)
+    write_npz(tmp_path / "test.npz", finished_run.gathered.evaluation)
     prediction = TRAINERS[target]().predict(tmp_path / f"model{suffix}", str(tmp_path / "test.npz"))
     assert difference < 1e-4
-    server = played.result.rounds[-1].all_metrics
+    server = finished_run.result.rounds[-1].all_metrics
     assert prediction.headline == run.training.objective.kind.headline
     assert dict(prediction.metrics) == pytest.approx(server, abs=2e-4)
-    expected = compute_with_scikit_learn(prediction, played.gathered.evaluation)
+    expected = compute_with_scikit_learn(prediction, finished_run.gathered.evaluation)
     assert expected, "scikit-learn has metrics of each kind"
     assert {name: server[name] for name in expected} == pytest.approx(expected, abs=2e-4)
 

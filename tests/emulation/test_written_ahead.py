@@ -19,8 +19,8 @@ LINK_S = 0.28
 
 def _describe_run() -> GatheredRun:
     method = DynamicSelection(distillation=None, estimates="estimated")
-    described = experiment(rounds=3, method=method, exports_per_round=1, communication_s=LINK_S)
-    return replace(described, devices=tuple(client(name, index, LARGE_BYTES) for index, name in enumerate("abc")))
+    gathered = experiment(rounds=3, method=method, exports_per_round=1, communication_s=LINK_S)
+    return replace(gathered, devices=tuple(client(name, index, LARGE_BYTES) for index, name in enumerate("abc")))
 
 
 @pytest.fixture(scope="module")
@@ -47,5 +47,5 @@ def test_later_rounds_train_requested_programs(searched: BatchResult) -> None:
 
 
 def test_a_search_gives_the_same_bits_again(searched: BatchResult, exports: ExportPool) -> None:
-    again = run_batch(_describe_run(), exports)
-    assert (again.model, again.rounds) == (searched.model, searched.rounds)
+    repeated = run_batch(_describe_run(), exports)
+    assert (repeated.model, repeated.rounds) == (searched.model, searched.rounds)

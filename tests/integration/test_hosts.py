@@ -94,26 +94,26 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def described(base_folder: Path) -> Run:
+def run(base_folder: Path) -> Run:
     path = base_folder / "small.toml"
     path.write_text(FILE, encoding="utf-8")
     return read_run(str(path), ())
 
 
 @pytest.fixture(scope="module")
-def reports(base_folder: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _Rounds]:
+def reports(base_folder: Path, run: Run, cache: CacheFolder) -> Mapping[HostKind, _Rounds]:
     """The rounds of each host of emulated fleets; the run is in a folder with the name of the host."""
     rounds: dict[HostKind, _Rounds] = {}
     for kind in EMULATED:
         folder, rounds[kind] = create_folder(base_folder / kind), _Rounds()
-        write_description(folder, described)
+        write_description(folder, run)
         with open_host(kind, cache) as host:
-            host(described, folder, rounds[kind], threading.Event())
+            host(run, folder, rounds[kind], threading.Event())
     return rounds
 
 
 @pytest.fixture(scope="module")
-def served(base_folder: Path, described: Run, reports: Mapping[HostKind, _Rounds], cache: CacheFolder) -> Path:
+def served_folder(base_folder: Path, run: Run, reports: Mapping[HostKind, _Rounds], cache: CacheFolder) -> Path:
     """The folder of `subfleet serve`; its clients have the data of the client processes."""
 
     from subfleet.cli.serving import serve_fleet
@@ -127,7 +127,7 @@ def served(base_folder: Path, described: Run, reports: Mapping[HostKind, _Rounds
             ClientCommand(
                 client_id=device.id,
                 broker=address,
-                fleet=described.fleet.name,
+                fleet=run.fleet.name,
                 data=emulated / "data" / f"{device.id}.npz",
                 held_out=emulated / "data" / f"{device.id}.held-out.npz",
                 profile=device.profile,
@@ -135,11 +135,11 @@ def served(base_folder: Path, described: Run, reports: Mapping[HostKind, _Rounds
                 state=base_folder / "joined" / device.id,
                 runtime=device.runtime,
             )
-            for device in described.fleet.expand_devices()
+            for device in run.fleet.expand_devices()
         )
         with ClientProcesses(commands, output_folder=base_folder / "joined" / "output") as fleet:
             folder = serve_fleet(
-                described,
+                run,
                 base_folder / "served",
                 Unobserved(),
                 threading.Event(),
@@ -162,18 +162,18 @@ def _read_summary(folder: Path) -> Any:
 
 
 def test_every_host_leaves_the_same_folder(
-    base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
+    base_folder: Path, reports: Mapping[HostKind, _Rounds], served_folder: Path
 ) -> None:
-    trees = {folder.name: _list_files(folder) for folder in (*(base_folder / kind for kind in reports), served)}
+    trees = {folder.name: _list_files(folder) for folder in (*(base_folder / kind for kind in reports), served_folder)}
     assert trees["processes"] == trees["batch"] == trees["small"]
     assert {"model.safetensors", "models/ada/model.onnx", "models/bob/model.onnx"} < trees["batch"]
 
 
 def test_every_host_writes_the_same_summary(
-    base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
+    base_folder: Path, reports: Mapping[HostKind, _Rounds], served_folder: Path
 ) -> None:
     """The summaries have the same fields at every level, the same assignments in each round and the same model."""
-    summaries = [_read_summary(folder) for folder in (*(base_folder / kind for kind in reports), served)]
+    summaries = [_read_summary(folder) for folder in (*(base_folder / kind for kind in reports), served_folder)]
     names = [{name for name in _list_names(summary) if not name.startswith(TIMED)} for summary in summaries]
     assert names[0] == names[1] == names[2]
     chosen = [
@@ -187,7 +187,7 @@ def test_every_host_writes_the_same_summary(
     assert chosen[0] == chosen[1] == chosen[2]
     assert len({summary["accuracy"] for summary in summaries}) == 1
     assert len({json.dumps(summary["figures"]["tiers"]) for summary in summaries}) == 1
-    folders = (*(base_folder / kind for kind in reports), served)
+    folders = (*(base_folder / kind for kind in reports), served_folder)
     assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
 
 
@@ -203,9 +203,9 @@ def _list_names(value: Any, prefix: str = "") -> set[str]:
 
 
 def test_every_host_reports_the_same_models_of_devices(
-    base_folder: Path, reports: Mapping[HostKind, _Rounds], served: Path
+    base_folder: Path, reports: Mapping[HostKind, _Rounds], served_folder: Path
 ) -> None:
-    for folder in (*(base_folder / kind for kind in reports), served):
+    for folder in (*(base_folder / kind for kind in reports), served_folder):
         models = _read_summary(folder)["models"]
         assert [(model["client_id"], model["target"], model["status"]) for model in models] == [
             (name, "onnx", "deployed") for name in ("ada", "bob")

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, which is in no package."""
+    """The script, which is not in a package."""
     spec = importlib.util.spec_from_file_location("mutants_script", ROOT / "scripts" / "mutants.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look themselves up there
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 

@@ -68,12 +68,12 @@ def run_with(*names: str) -> Run:
 
 def play(run: Run, folder: Path) -> RecordingObserver:
     folder.mkdir(parents=True, exist_ok=True)
-    heard = RecordingObserver()
-    with observe_run(run, folder, heard) as observer:
+    recording = RecordingObserver()
+    with observe_run(run, folder, recording) as observer:
         observer.say("it begins")
         for number in range(1, ROUNDS + 1):
             observer.round_finished(record(number))
-    return heard
+    return recording
 
 
 def test_a_round_in_numbers() -> None:
@@ -180,8 +180,8 @@ def test_a_failing_observer_ends_neither_the_run_nor_the_others(
     entries = [EntryPoint(name, value, "subfleet.observers") for name, value in local.items()]
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules["observers.test_observers"])
     monkeypatch.setattr(observers, "OBSERVERS", Registry("subfleet.observers", "observer", find=lambda group: entries))
-    heard = play(run_with("failing", "hearing"), tmp_path)
-    assert heard.rounds == RECORDING.rounds == [1, 2, 3]
+    recording = play(run_with("failing", "hearing"), tmp_path)
+    assert recording.rounds == RECORDING.rounds == [1, 2, 3]
     assert RECORDING.messages == ["it begins"]
 
 

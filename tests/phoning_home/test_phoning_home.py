@@ -150,7 +150,7 @@ def test_trainers_and_the_exporter_are_silent_in_a_user_program(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """The folder of all commands, and the outcome of a run with an empty cache."""
     folder = tmp_path_factory.mktemp("sealed")
     (folder / "work").mkdir()
@@ -162,9 +162,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     return folder, outcome
 
 
-def run_commands(played: tuple[Path, Outcome], lines: Mapping[str, Sequence[str]]) -> Mapping[str, Outcome]:
+def run_commands(finished_run: tuple[Path, Outcome], lines: Mapping[str, Sequence[str]]) -> Mapping[str, Outcome]:
     """Run commands after that run, with its programs; two at a time, as some of them wait."""
-    folder, _ = played
+    folder, _ = finished_run
     programs = str(folder / "run" / "home" / ".cache" / "subfleet" / "programs")
 
     def outcome(numbered: tuple[int, Sequence[str]]) -> Outcome:
@@ -181,23 +181,27 @@ def check(commands: Iterable[Command], by_line: Mapping[str, Outcome]) -> None:
         assert outcome.complaints(command.documented) == (), command.line
 
 
-def test_a_run_a_server_a_device_and_commands_on_their_results_send_no_reports(played: tuple[Path, Outcome]) -> None:
+def test_a_run_a_server_a_device_and_commands_on_their_results_send_no_reports(
+    finished_run: tuple[Path, Outcome],
+) -> None:
     """The commands that load most libraries; a single test, so that there is one run for them."""
-    _, run = played
+    _, run = finished_run
     assert run.code == 0, run.output
     assert run.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()
-    by_line = run_commands(played, {**{line: line.split() for line in LOADING}, "serve and join": ["sh", "-c", SERVED]})
+    by_line = run_commands(
+        finished_run, {**{line: line.split() for line in LOADING}, "serve and join": ["sh", "-c", SERVED]}
+    )
     check((COMMANDS[line] for line in LOADING), by_line)
-    served = by_line["serve and join"]
-    assert served.code == 0, served.output
-    assert any(path.startswith(".local/state/subfleet/") for path in served.files), "the device has joined"
-    assert served.complaints((*PLOTS, *DEVICE, *RUNTIMES)) == ()
+    outcome = by_line["serve and join"]
+    assert outcome.code == 0, outcome.output
+    assert any(path.startswith(".local/state/subfleet/") for path in outcome.files), "the device has joined"
+    assert outcome.complaints((*PLOTS, *DEVICE, *RUNTIMES)) == ()
 
 
 @pytest.mark.long
-def test_every_other_command_sends_no_reports(played: tuple[Path, Outcome]) -> None:
+def test_every_other_command_sends_no_reports(finished_run: tuple[Path, Outcome]) -> None:
     lines = {line: line.split() for line in COMMANDS if line not in LOADING}
-    check((COMMANDS[line] for line in lines), run_commands(played, lines))
+    check((COMMANDS[line] for line in lines), run_commands(finished_run, lines))
 
 
 def test_every_command_is_tested() -> None:
@@ -211,8 +215,8 @@ def test_every_command_is_tested() -> None:
 
 
 @pytest.mark.long
-def test_processes_trackers_and_a_replay_send_no_reports(played: tuple[Path, Outcome]) -> None:
-    folder, _ = played
+def test_processes_trackers_and_a_replay_send_no_reports(finished_run: tuple[Path, Outcome]) -> None:
+    folder, _ = finished_run
     trackers = ["--name", "tracked", "--set", "observers=['mlflow', 'tensorboard', 'wandb']"]
     programs = str(folder / "run" / "home" / ".cache" / "subfleet" / "programs")
     for name, line in (("tracked", ["run", "run.toml", *trackers]), ("replayed", ["runs", "replay", "tiny"])):
@@ -228,8 +232,8 @@ print(run(load("run.toml", "host.type=batch")))
 
 
 @pytest.mark.long
-def test_a_run_from_python_sends_no_reports(played: tuple[Path, Outcome]) -> None:
-    outcome = run_sealed(played[0] / "lab", [sys.executable, "-c", LAB], linger_s=3.0)
+def test_a_run_from_python_sends_no_reports(finished_run: tuple[Path, Outcome]) -> None:
+    outcome = run_sealed(finished_run[0] / "lab", [sys.executable, "-c", LAB], linger_s=3.0)
     assert outcome.code == 0, outcome.output
     assert outcome.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()
 
@@ -251,7 +255,7 @@ def test_a_library_reports_until_it_is_silenced(library: str, tmp_path: Path) ->
     silent = "import os; from subfleet.protocol.silence import silence; silence(os.environ)"
     loud = run_sealed(tmp_path / "loud", [sys.executable, "-c", USES[library]], linger_s=LINGER_S.get(library, 2.0))
     assert loud.code == 0, loud.output
-    assert loud.traffic != (), "the library no longer reports, or in another way"
+    assert loud.traffic != (), "the library no longer reports, or does so in another way"
     quiet = run_sealed(
         tmp_path / "silent", [sys.executable, "-c", f"{silent}\n{USES[library]}"], linger_s=LINGER_S.get(library, 2.0)
     )

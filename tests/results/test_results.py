@@ -213,11 +213,11 @@ def test_legends_name_devices_unless_too_many_leave_no_room_for_the_plot(devices
 
 
 def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> None:
-    shown = {column.title: column.cell(AGGREGATED) for column in CLIENT_COLUMNS}
+    cells = {column.title: column.cell(AGGREGATED) for column in CLIENT_COLUMNS}
     titles = ("free MB", "budget MB", "link kB", "submodel", "limit", "planned MB")
-    assert tuple(shown[title] for title in titles) == ("900.0", "18.0", "125", "w1/2 d2-1", "memory", "15.0")
-    shown = {column.title: column.cell(SKIPPED) for column in CLIENT_COLUMNS}
-    assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no submodel fits")
+    assert tuple(cells[title] for title in titles) == ("900.0", "18.0", "125", "w1/2 d2-1", "memory", "15.0")
+    cells = {column.title: column.cell(SKIPPED) for column in CLIENT_COLUMNS}
+    assert (cells["measured MB"], cells["loss"], cells["state"]) == ("-", "-", "skipped: no submodel fits")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from subfleet.reporting.texts import describe_costs, describe_networks, describe
 CONFIG = Mlp(input_shape=(6,), class_count=3, widths=(8,), depths=(1,), group_size=4)
 
 
-def network(name: str, parent: str | None, born: int, **fields: Any) -> NetworkRecord:
-    lineage = Lineage(id=name, config=CONFIG, parent=parent, born_round=born)
+def network(name: str, parent: str | None, born_round: int, **fields: Any) -> NetworkRecord:
+    lineage = Lineage(id=name, config=CONFIG, parent=parent, born_round=born_round)
     lineage = lineage if parent is None else replace(lineage, map=Replicated())
     return NetworkRecord(lineage=lineage, parameters=1500, forward_macs=1_250_000, **fields)
 

@@ -92,7 +92,7 @@ def mosquitto(folder: Path, settings: Sequence[str], port: int) -> Iterator[None
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 break
-            assert process.poll() is None, "Mosquitto does not take the configuration"
+            assert process.poll() is None, "Mosquitto does not accept the configuration"
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
         yield

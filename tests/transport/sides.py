@@ -15,7 +15,7 @@ DEADLINE_S = 60.0  # real time
 LONGEST_S = 5_000.0  # time of a manual clock
 
 
-class HandClock:
+class ManualClock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
@@ -102,19 +102,19 @@ def make_exchange(
     )
 
 
-def run_until(done: Callable[[], bool], *sides: Side, between: Callable[[], None] = lambda: None) -> None:
+def run_until(is_done: Callable[[], bool], *sides: Side, after_step: Callable[[], None] = lambda: None) -> None:
     """Step both sides over a transport in real time."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while not done():
+    while not is_done():
         assert time.monotonic() < deadline_s, f"not done within {DEADLINE_S} s"
         for side in sides:
             side.step(0.001)
-        between()
+        after_step()
 
 
-def run_by_hand(done: Callable[[], bool], clock: HandClock, *sides: Side, longest_s: float = LONGEST_S) -> None:
+def run_with_clock(is_done: Callable[[], bool], clock: ManualClock, *sides: Side, longest_s: float = LONGEST_S) -> None:
     """Step both sides with a manual clock; deterministic."""
-    while not done():
+    while not is_done():
         assert clock.now_s < longest_s, f"not done within {longest_s} s of the clock"
         for side in sides:
             side.step()

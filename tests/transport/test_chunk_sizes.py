@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from transport.sides import HandClock, Side, run_by_hand
+from transport.sides import ManualClock, Side, run_with_clock
 
 from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES
 from subfleet.transport.base import Event, Transport, Will
@@ -34,8 +34,8 @@ class LimitedTransport:
         self._inner.close()
 
 
-def _pair(folder: Path, limit_bytes: int, sizes: ChunkSizes) -> tuple[HandClock, Side, Side]:
-    clock = HandClock()
+def _pair(folder: Path, limit_bytes: int, sizes: ChunkSizes) -> tuple[ManualClock, Side, Side]:
+    clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     sender = Side(LimitedTransport(broker.client("a"), limit_bytes), folder / "a", "r", "a", clock)
     return clock, sender, Side(broker.client("b"), folder / "b", "r", "b", clock, sizes=sizes)
@@ -53,12 +53,12 @@ def test_a_blob_comes_through_any_silent_limit_and_the_next_one_at_once(
     clock, sender, receiver = _pair(tmp_path, limit_bytes, sizes)
     first, second = (sender.store.add(os.urandom(4 * CHUNK_BYTES + rest)) for rest in (17, 18))
     receiver.exchange.fetch("a", first)
-    run_by_hand(lambda: len(receiver.results) == 1, clock, sender, receiver)
+    run_with_clock(lambda: len(receiver.results) == 1, clock, sender, receiver)
     assert sizes.chunk_bytes == expected
     assert remembered == ([] if expected == CHUNK_BYTES else [expected])
     receiver.requested.clear()
     receiver.exchange.fetch("a", second)
-    run_by_hand(lambda: len(receiver.results) == 2, clock, sender, receiver)
+    run_with_clock(lambda: len(receiver.results) == 2, clock, sender, receiver)
     assert receiver.results == [Fetched(peer="a", ref=first), Fetched(peer="a", ref=second)]
     assert sorted(receiver.requested) == list(range(0, second.size_bytes, expected)), "the size is determined once"
 
@@ -72,7 +72,7 @@ def test_a_silent_peer_does_not_lower_the_chunk_size(tmp_path: Path) -> None:
         receiver.step()
         clock.now_s += 0.05
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    run_with_clock(lambda: bool(receiver.results), clock, sender, receiver)
     assert sizes.chunk_bytes == sizes.proven_bytes == CHUNK_BYTES
 
 
@@ -81,7 +81,7 @@ def test_a_sender_that_knows_the_limit_divides_requested_ranges(tmp_path: Path) 
     sender.exchange.resume(20_000)
     ref = sender.store.add(os.urandom(3 * CHUNK_BYTES + 5))
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver, longest_s=2.0)
+    run_with_clock(lambda: bool(receiver.results), clock, sender, receiver, longest_s=2.0)
     assert receiver.results == [Fetched(peer="a", ref=ref)]
     assert len(receiver.requested) == 4, "no range was requested twice"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matrices import examples
 from transport.rigs import Rig
-from transport.sides import HandClock, Side, chunk_offsets, make_exchange, run_by_hand, run_until
+from transport.sides import ManualClock, Side, chunk_offsets, make_exchange, run_until, run_with_clock
 
 from subfleet.protocol.blobs import CHUNK_BYTES, WINDOW_CHUNKS, BlobRef, ByteRange, Chunk
 from subfleet.protocol.errors import FileError
@@ -20,7 +20,7 @@ from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.partial_blob import PartialBlob
 
 
-def _pair(broker: MemoryBroker, folder: Path, clock: HandClock) -> tuple[Side, Side]:
+def _pair(broker: MemoryBroker, folder: Path, clock: ManualClock) -> tuple[Side, Side]:
     return (
         Side(broker.client("a"), folder / "a", "r", "a", clock),
         Side(broker.client("b"), folder / "b", "r", "b", clock),
@@ -57,7 +57,7 @@ def test_a_blob_arrives_although_both_links_are_cut(rig: Rig, tmp_path: Path) ->
         if cuts and not receiver.results and lacking <= cuts[0][0]:
             rig.cut(rig.name(cuts.pop(0)[1]))
 
-    run_until(lambda: bool(receiver.results), sender, receiver, between=cut)
+    run_until(lambda: bool(receiver.results), sender, receiver, after_step=cut)
     assert not cuts
     assert receiver.results == [Fetched(peer="a", ref=ref)]
     assert BlobRef.of(receiver.store.path(ref).read_bytes()) == ref
@@ -77,29 +77,29 @@ def test_a_blob_arrives_although_both_links_are_cut(rig: Rig, tmp_path: Path) ->
 def test_any_size_arrives_under_any_faults(
     tmp_path_factory: pytest.TempPathFactory, size_bytes: int, seed: int, loss: float, double: float, delay_s: float
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(Faults(seed=seed, loss=loss, double=double, delay_s=delay_s), clock)
     sender, receiver = _pair(broker, tmp_path_factory.mktemp("pair"), clock)
     content = random.Random(seed).randbytes(size_bytes)
     ref = sender.store.add(content)
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    run_with_clock(lambda: bool(receiver.results), clock, sender, receiver)
     assert receiver.results == [Fetched(peer="a", ref=ref)]
     assert receiver.store.path(ref).read_bytes() == content
     assert receiver.exchange.active == 0
 
 
 def test_a_receiver_that_crashed_asks_only_for_what_it_lacks(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     sender, receiver = _pair(broker, tmp_path, clock)
     ref = sender.store.add(os.urandom(20 * CHUNK_BYTES))
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: len(receiver.store.partial(ref).received_offsets) >= 11, clock, sender, receiver)
+    run_with_clock(lambda: len(receiver.store.partial(ref).received_offsets) >= 11, clock, sender, receiver)
     received = receiver.store.partial(ref).received_offsets
     restarted = Side(broker.client("b"), tmp_path / "b", "r", "b", clock)
     restarted.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(restarted.results), clock, sender, restarted)
+    run_with_clock(lambda: bool(restarted.results), clock, sender, restarted)
     assert restarted.results == [Fetched(peer="a", ref=ref)]
     assert restarted.requested
     assert not received & set(restarted.requested)
@@ -122,7 +122,7 @@ def _flip(chunk: Chunk) -> Chunk:
 
 
 def test_a_spoilt_chunk_is_found_and_fetched_again(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
     ref = sender.store.add(os.urandom(3 * CHUNK_BYTES))
     damaged: list[int] = []
@@ -135,18 +135,18 @@ def test_a_spoilt_chunk_is_found_and_fetched_again(tmp_path: Path) -> None:
 
     receiver.spoil = spoil_once
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    run_with_clock(lambda: bool(receiver.results), clock, sender, receiver)
     assert receiver.results == [Fetched(peer="a", ref=ref)]
     assert sorted(receiver.requested) == sorted(2 * list(chunk_offsets(ref)))
 
 
 def test_a_blob_that_is_always_spoilt_fails(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
     ref = sender.store.add(os.urandom(2 * CHUNK_BYTES))
     receiver.spoil = _flip
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    run_with_clock(lambda: bool(receiver.results), clock, sender, receiver)
     (failed,) = receiver.results
     assert isinstance(failed, FetchFailed)
     assert (failed.reason, failed.peer, failed.ref) == ("digest", "a", ref)
@@ -156,10 +156,10 @@ def test_a_blob_that_is_always_spoilt_fails(tmp_path: Path) -> None:
 
 
 def test_a_peer_without_the_blob_answers_that_it_is_missing(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     sender, receiver = _pair(MemoryBroker(clock=clock), tmp_path, clock)
     receiver.exchange.fetch("a", BlobRef.of(b"nobody has this"))
-    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    run_with_clock(lambda: bool(receiver.results), clock, sender, receiver)
     (failed,) = receiver.results
     assert isinstance(failed, FetchFailed)
     assert failed.reason == "missing"

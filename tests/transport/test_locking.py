@@ -87,7 +87,7 @@ def test_the_one_that_came_later_leaves_and_both_are_told(faults: Faults | None)
     )
     assert not first.ended
     assert first.messages == [
-        "another device of the id 'cam' came to this fleet; it is to leave, as this one was first"
+        "another device of the id 'cam' joined this fleet; it should leave, as this one was first"
     ]
     assert not later.messages
 
@@ -104,9 +104,9 @@ def test_the_start_time_decides_and_not_the_order_of_connections() -> None:
 
 def test_of_two_that_came_at_once_one_stays() -> None:
     rig = LockRig()
-    both = [rig.join("a", since_s=10.0), rig.join("b", since_s=10.0)]
+    holders = [rig.join("a", since_s=10.0), rig.join("b", since_s=10.0)]
     rig.run()
-    assert sorted(bool(holder.ended) for holder in both) == [False, True]
+    assert sorted(bool(holder.ended) for holder in holders) == [False, True]
 
 
 def test_two_processes_with_one_client_id_detect_each_other() -> None:
@@ -128,12 +128,12 @@ def test_two_processes_with_one_client_id_detect_each_other() -> None:
 
 def test_a_restarted_process_takes_over_its_own_lock() -> None:
     rig = LockRig()
-    before = rig.join("cam", since_s=10.0)
+    killed = rig.join("cam", since_s=10.0)
     rig.run()
-    rig.holders.remove(before)  # killed: its retained claim stays at the broker
-    again = rig.join("cam", since_s=20.0)
+    rig.holders.remove(killed)  # killed: its retained claim stays at the broker
+    restarted = rig.join("cam", since_s=20.0)
     rig.run(90.0)
-    assert (again.ended, again.messages) == ("", [])
+    assert (restarted.ended, restarted.messages) == ("", [])
 
 
 def test_an_old_retained_claim_ends_no_process() -> None:
@@ -143,7 +143,7 @@ def test_an_old_retained_claim_ends_no_process() -> None:
     restored = rig.broker.client("restored")
     restored.open(())
     old = encode(Claim(session_id="old", holder="cam", since_s=1.0))
-    for _ in range(3):  # after every connect
+    for _ in range(3):  # after each connect
         restored.publish(CAM.topic, old, retain=True)
         rig.run()
     assert (holder.ended, holder.messages) == ("", [])
@@ -198,7 +198,7 @@ def test_a_second_server_publishes_nothing_before_the_first_could_answer() -> No
         later.transport.publish(TOPICS.all("round"), b"mine")
     assert later.ended == "run 'long' serves this fleet on this broker already; choose another fleet, or stop that run"
     assert first.messages == [
-        "another server, of run 'short', came to this fleet; it is to leave, as this one was first"
+        "another server, of run 'short', joined this fleet; it should leave, as this one was first"
     ]  # fmt: skip
     assert not [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 
@@ -210,10 +210,10 @@ def test_a_restarted_server_publishes_again_after_a_while() -> None:
     rig.holders.clear()
     device = rig.broker.client("device")
     device.open((TOPICS.all("round"),))
-    again = rig.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=20.0)
+    restarted = rig.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=20.0)
     for _ in range(20):
         rig.run(0.25)
-        again.transport.publish(TOPICS.all("round"), b"mine")
+        restarted.transport.publish(TOPICS.all("round"), b"mine")
     assert [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 
 

@@ -3,7 +3,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transport.sides import HandClock
+from transport.sides import ManualClock
 
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Will
 from subfleet.transport.in_memory import Faults, MemoryBroker, MemoryTransport
@@ -23,7 +23,7 @@ def _receive_numbers(transport: MemoryTransport) -> list[int]:
 
 def _receive_traffic(faults: Faults, *, second_sender: bool) -> list[int]:
     """The messages of 200 from one sender that a receiver gets, after all are due."""
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(faults, clock)
     receiver, sender, second_client = broker.client("receiver"), broker.client("sender"), broker.client("other")
     receiver.open(("n",))
@@ -60,7 +60,7 @@ def test_each_fault_has_its_effect() -> None:
 
 
 def test_a_delayed_message_arrives_at_its_time() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(Faults(seed=1, delay_s=10.0), clock)
     receiver = broker.client("a")
     receiver.open(("n",))
@@ -77,7 +77,7 @@ def test_invalid_faults_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_a_cut_loses_what_was_on_its_way_and_mends_after_its_time() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     watcher, mortal = broker.client("watcher"), broker.client("mortal")
     watcher.open(("presence", "up"))
@@ -95,7 +95,7 @@ def test_a_cut_loses_what_was_on_its_way_and_mends_after_its_time() -> None:
 
 
 def test_a_dropped_link_is_found_again_only_when_it_is_mended() -> None:
-    broker = MemoryBroker(clock=HandClock())
+    broker = MemoryBroker(clock=ManualClock())
     client = broker.client("a")
     client.open(())
     client.drop_link()
@@ -107,7 +107,7 @@ def test_a_dropped_link_is_found_again_only_when_it_is_mended() -> None:
 
 
 def test_a_second_client_of_the_same_id_takes_the_place_of_the_first() -> None:
-    broker = MemoryBroker(clock=HandClock())
+    broker = MemoryBroker(clock=ManualClock())
     first, second = broker.client("a"), broker.client("a")
     first.open(("n",))
     second.open(("n",))

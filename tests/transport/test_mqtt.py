@@ -175,7 +175,7 @@ def test_waiting_ends_when_it_is_asked_to() -> None:
     inner = UnreachableTransport(UnreachableError("no broker listens"), None)
     WaitingTransport(inner, lambda: len(slept) == 3, slept.append).open(())
     assert len(slept) == 3
-    assert inner.answers == [None], "no attempt after that"
+    assert inner.answers == [None], "there is no further attempt"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_unreachable_broker_is_one_sentence(url: str, words: str) -> None:
         (bytes([0x20, 2, 0, 5]), "refuses us .*; check the user name and password"),
         (bytes([0x20, 2, 0, 2]), "does not take the client id 'a'; choose a shorter name"),
         (None, "ends the connection without an MQTT answer; check the address, and whether the broker has room"),
-        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "lets us not subscribe to 'n'"),
+        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "does not let us subscribe to 'n'"),
     ],
 )
 def test_a_broker_that_refuses_is_one_sentence(answer: bytes | None, words: str) -> None:
@@ -283,7 +283,7 @@ def test_a_flood_takes_no_more_memory_than_its_limit() -> None:
         transport = MqttTransport(parse_url(f"mqtt://127.0.0.1:{listener.getsockname()[1]}"), "flooded")
         links: list[socket.socket] = []
 
-        def let_in() -> None:
+        def accept() -> None:
             link, _ = listener.accept()
             link.recv(1024)
             link.sendall(CONNECTED)
@@ -291,7 +291,7 @@ def test_a_flood_takes_no_more_memory_than_its_limit() -> None:
             link.sendall(SUBSCRIBED)
             links.append(link)
 
-        opening = threading.Thread(target=let_in, daemon=True)
+        opening = threading.Thread(target=accept, daemon=True)
         opening.start()
         transport.open(("n",))
         opening.join()

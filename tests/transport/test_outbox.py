@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from matrices import examples
-from transport.sides import HandClock
+from transport.sides import ManualClock
 
 from subfleet.transport.base import Connected, Delivery
 from subfleet.transport.in_memory import Faults, MemoryBroker
@@ -64,7 +64,7 @@ def disturb(broker: MemoryBroker, now_s: float, generator: random.Random, seed: 
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3, 0.6]), delay_s=st.sampled_from([0.0, 5.0]))
 @example(seed=4264175, loss=0.6, delay_s=5.0)
 def test_everything_arrives_with_acks_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(Faults(seed=seed, loss=loss, double=0.3, delay_s=delay_s), clock)
     sender, receiver = broker.client("s"), broker.client("r")
     sender.open(("ack",))

@@ -3,7 +3,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transport.sides import HandClock
+from transport.sides import ManualClock
 
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event
 from subfleet.transport.counting import CountingTransport, Direction
@@ -77,7 +77,7 @@ def test_a_rate_below_zero_is_refused(rate_bps: float) -> None:
 
 
 def test_both_directions_take_their_time_and_keep_their_order() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     far, near = broker.client("far"), PacedTransport(broker.client("near"), clock)
     far.open(("n",))
@@ -100,7 +100,7 @@ def test_both_directions_take_their_time_and_keep_their_order() -> None:
 
 
 def test_waiting_messages_are_lost_when_the_link_breaks() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     far, near = broker.client("far"), PacedTransport(broker.client("near"), clock)
     far.open(("n",))

@@ -76,7 +76,7 @@ def test_long_messages_count_as_many() -> None:
     for _ in range(10):
         say(rig.eve, "eve", "profile", b"1" * 150 * 1024)
         say(rig.ada, "ada", "profile", gzip.compress(b"1" * 150 * 1024))
-    assert sorted(rig.list_senders()) == ["ada", "eve"], "also if it is compressed"
+    assert sorted(rig.list_senders()) == ["ada", "eve"], "also if they are compressed"
 
 
 def test_transfers_have_windows_and_no_rate() -> None:

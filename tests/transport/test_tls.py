@@ -47,12 +47,15 @@ def brokers(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
         *tls_listener(ports["elsewhere"], certificates.elsewhere, anonymous),
         *tls_listener(ports["asking"], certificates.broker, *requiring),
     )
-    with mosquitto(tmp_path_factory.mktemp("broker"), settings, ports["asking"]), _old_asking(certificates) as port:
+    with (
+        mosquitto(tmp_path_factory.mktemp("broker"), settings, ports["asking"]),
+        _open_tls12_listener(certificates) as port,
+    ):
         yield Brokers(certificates=certificates, ports={**ports, "asking12": port})
 
 
 @contextmanager
-def _old_asking(certificates: Certificates) -> Iterator[int]:
+def _open_tls12_listener(certificates: Certificates) -> Iterator[int]:
     """A listener of TLS 1.2 that requires a certificate, which it reports in the handshake, unlike later versions."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -94,7 +97,7 @@ def test_messages_pass_over_tls(brokers: Brokers, listener: str, host: str) -> N
         receiver.close()
 
 
-def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
+def _list_cases(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
     certificates, ports = brokers.certificates, brokers.ports
     tls, asking, asking12, plain = (f"localhost:{ports[name]}" for name in ("tls", "asking", "asking12", "plain"))
     certificate, key = certificates.stranger
@@ -102,16 +105,16 @@ def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
     return {
         "unknown authority": (
             brokers.address("tls"),
-            f"the certificate of the broker at {tls} is signed by an authority that nobody here knows; name that auth",
+            f"the certificate of the broker at {tls} is signed by an authority that is unknown here; name that auth",
         ),
         "expired": (brokers.address("expired", ca=certificates.ca), "has expired; renew it, or correct the clock"),
         "wrong name": (
             brokers.address("elsewhere", ca=certificates.ca),
-            "is made out to another name than 'localhost'; use a name that it holds",
+            "is issued for another name than 'localhost'; use a name that it holds",
         ),
         "wrong address": (
             brokers.address("elsewhere", host="127.0.0.1", ca=certificates.ca),
-            "is made out to another address than 127.0.0.1; use a name that it holds",
+            "is issued for another address than 127.0.0.1; use a name that it holds",
         ),
         "no certificate": (
             brokers.address("asking", ca=certificates.ca),
@@ -144,7 +147,7 @@ def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
     }
 
 
-_WRONG = (
+_CASES = (
     *("unknown authority", "expired", "wrong name", "wrong address", "no certificate", "no certificate, TLS 1.2"),
     *("a stranger's certificate", "a stranger's certificate, TLS 1.2"),
     *("plain to TLS", "plain to TLS that asks", "TLS to plain"),
@@ -153,9 +156,9 @@ _WRONG = (
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("case", _WRONG)
+@pytest.mark.parametrize("case", _CASES)
 def test_a_tls_error_is_one_sentence(brokers: Brokers, case: str) -> None:
-    address, words = _wrong(brokers)[case]
+    address, words = _list_cases(brokers)[case]
     # Errors are found at once, without this timeout.
     transport = MqttTransport(address, "a", open_timeout_s=3600)
     with pytest.raises(TransportError) as caught:
@@ -173,7 +176,7 @@ def test_the_broker_is_always_verified_and_old_tls_refused(certificates: Certifi
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def _files(certificates: Certificates, folder: Path) -> dict[str, tuple[TlsFiles, type[Exception], str]]:
+def _list_files(certificates: Certificates, folder: Path) -> dict[str, tuple[TlsFiles, type[Exception], str]]:
     nothing = folder / "nothing.pem"
     text = folder / "text.pem"
     text.write_text("certificate", encoding="utf-8")
@@ -204,7 +207,7 @@ def _files(certificates: Certificates, folder: Path) -> dict[str, tuple[TlsFiles
     "case", ["no such ca", "no such key", "no ca", "no certificate", "no key", "another key", "locked"]
 )
 def test_a_file_that_cannot_be_used_is_one_sentence(certificates: Certificates, tmp_path: Path, case: str) -> None:
-    files, kind, words = _files(certificates, tmp_path)[case]
+    files, kind, words = _list_files(certificates, tmp_path)[case]
     with pytest.raises(kind) as caught:
         MqttTransport(BrokerAddress(host="localhost", port=8883, tls=files), "a")
     assert words in str(caught.value)

@@ -1,1 +1,1 @@
-"""How messages travel: the Transport seam, MQTT, an in-process one, acks and pulled chunks."""
+"""Message transport: the Transport seam, MQTT, an in-process broker, acks and blob transfers in requested chunks."""

@@ -20,7 +20,7 @@ _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _RESERVED = "/?#[]%"
 """Characters that must be percent-encoded in a user name or password. '@' and ':' are allowed in a password, as the
 host begins after the last '@'."""
-_MAX_PASSWORD_BYTES = 65535  # what MQTT can carry
+_MAX_PASSWORD_BYTES = 65535  # MQTT's limit
 
 Role = Literal["server", "device", "doctor"]
 
@@ -29,9 +29,9 @@ def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
     """Make the id under which a process connects to a broker, with a random part.
 
     A broker disconnects a client when another one connects under its id. Nobody can guess this one, and two processes
-    with one role are detected by a lock (`subfleet.transport.locking`). The parts are separated by ':', which no fleet
-    and no name contains. It is longer than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers
-    for fleets allow.
+    with one role are detected by a lock (`subfleet.transport.locking`). The parts are separated by ':', which neither
+    fleet nor name contains. It is longer than the 23 characters that an MQTT 3.1.1 broker must accept; common brokers
+    accept longer ids.
     """
     return f"{fleet}:{role}:{name}:{secrets.token_hex(8)}"
 
@@ -41,9 +41,9 @@ class TlsFiles:
     """The PEM files for TLS.
 
     Attributes:
-        ca: the authorities that may have signed the broker's certificate; None stands for the system's.
-        certificate: ours, for brokers that ask for one.
-        key: of that certificate; None where it is in the same file.
+        ca: the authorities that may sign the broker's certificate; None trusts the system's.
+        certificate: the client's certificate, for brokers that ask for one.
+        key: the key of that certificate; None if it is in the same file.
     """
 
     ca: Path | None = None
@@ -53,7 +53,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """The address of a broker and the client's credentials. No text made of it contains the password.
+    """The address of a broker and the client's credentials. Its `repr` and `url` do not contain the password.
 
     Attributes:
         tls: None for a plain connection.
@@ -67,7 +67,7 @@ class BrokerAddress:
 
     @property
     def host_and_port(self) -> str:
-        """Host and port, for sentences."""
+        """Host and port, for messages."""
         return f"{self.host}:{self.port}"
 
     @property
@@ -87,7 +87,7 @@ class BrokerOptions:
         ca: see `TlsFiles`.
         cert: see `TlsFiles.certificate`.
         key: see `TlsFiles`.
-        password_file: a file that holds the user's password and nothing else.
+        password_file: a file that contains only the user's password.
     """
 
     url: str = field(repr=False)
@@ -134,10 +134,10 @@ class BrokerOptions:
 def parse_url(url: str) -> BrokerAddress:
     """Parse `mqtt[s]://[user[:password]@]host[:port]`; user and password may be percent-encoded.
 
-    `tcp://` is taken for `mqtt://`, and `ssl://` for `mqtts://`.
+    `tcp://` means `mqtt://`, and `ssl://` means `mqtts://`.
 
     Raises:
-        ConfigError: it is not such an address. The text never repeats the address, which may hold a password.
+        ConfigError: the address is invalid. The message never repeats it, because it may contain a password.
     """
     scheme, _, rest = url.partition("://")
     scheme = _SCHEMES.get(scheme.lower(), "")
@@ -168,16 +168,16 @@ def parse_url(url: str) -> BrokerAddress:
     )
 
 
-def _check_encoded(what: str, text: str) -> None:
-    """Refuse a text that is cut where it should not be, or decoded into another one, with the character to blame."""
-    bare = re.sub("%[0-9A-Fa-f]{2}", "", text)
-    wrong = next((character for character in bare if character in _RESERVED or character.isspace()), None)
+def _check_encoded(part: str, text: str) -> None:
+    """Raise ConfigError if a character must be percent-encoded; otherwise parsing would cut or change the text."""
+    unencoded = re.sub("%[0-9A-Fa-f]{2}", "", text)
+    wrong = next((character for character in unencoded if character in _RESERVED or character.isspace()), None)
     if wrong is None:
         return
-    other = f"; or leave the password out and set ${PASSWORD_VARIABLE}, which takes it as it is"
+    alternative = f"; or leave the password out and set ${PASSWORD_VARIABLE}, which takes it as it is"
     raise ConfigError(
-        f"the {what} in the broker's address holds {wrong!r}, which must be percent-encoded there: write "
-        f"{quote(wrong, safe='')} for it{other if what == 'password' else ''}"
+        f"the {part} in the broker's address holds {wrong!r}, which must be percent-encoded there: write "
+        f"{quote(wrong, safe='')} for it{alternative if part == 'password' else ''}"
     )
 
 

@@ -53,7 +53,7 @@ class Will:
 
 
 class Transport(Protocol):
-    """One client's link to a broker. `publish` may be called from any thread, everything else from one."""
+    """One client's link to a broker. `publish` may be called from any thread, all other methods from one thread."""
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """Connect and subscribe.

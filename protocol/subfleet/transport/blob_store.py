@@ -1,7 +1,7 @@
 """Blobs on disk, named by their SHA-256, complete or partially received.
 
 A blob gets its digest as its file name only after every byte was written, checked and synced, so existing blobs are
-complete even after a crash. One process writes a folder; within it any thread may.
+complete even after a crash. Only one process may write a folder, from any of its threads.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ class BlobStore:
     """A folder of blobs.
 
     Args:
-        folder: made where it does not exist.
+        folder: created if it does not exist.
         max_blob_bytes: a larger blob is refused before anything is written.
         limit_bytes: returns the limit on all blobs, complete and partial; the least recently used ones that are not
-            pinned are removed to make room. None: there is no limit, and nothing is removed.
-        clock_ns: time of use, nanoseconds; only its order matters.
+            pinned are removed to make room. None means no limit: nothing is removed.
+        clock_ns: nanoseconds, used to order blobs by their last use.
 
     Raises:
         FileError: the folder cannot be made or written.
@@ -54,15 +54,15 @@ class BlobStore:
         self._pinned: frozenset[str] = frozenset()
         with explain_os_errors(f"the folder {str(folder)!r} cannot be used", "choose another"):
             self._partials.mkdir(parents=True, exist_ok=True)
-            for left_over in folder.glob("*.tmp"):  # of a process that died while it wrote
+            for left_over in folder.glob("*.tmp"):  # a process crashed while writing
                 left_over.unlink(missing_ok=True)
 
     def add(self, content: bytes | memoryview) -> BlobRef:
         """Store some bytes; does nothing if they are already stored.
 
         Raises:
-            TooLargeError: there are more than max_blob_bytes of them.
-            NoRoomError: they would exceed the limit.
+            TooLargeError: the content is larger than max_blob_bytes.
+            NoRoomError: the content would exceed the limit.
             FileError: the disk is full or cannot be written.
         """
         self._check_size(len(content))
@@ -117,10 +117,10 @@ class BlobStore:
             return False
 
     def path(self, ref: BlobRef) -> Path:
-        """Return the file of a blob. It must not be written.
+        """Return the file of a blob; callers must not write to it.
 
         Raises:
-            FileError: the blob is not here.
+            FileError: the blob is not in the store.
         """
         if not self.has(ref):
             raise FileError(f"blob {ref.sha256[:12]} is not in {str(self._folder)!r}; fetch it first")
@@ -131,7 +131,7 @@ class BlobStore:
         """Read some bytes of a blob.
 
         Raises:
-            FileError: the blob is not here, cannot be read, or has no such range.
+            FileError: the blob is not in the store, cannot be read, or has no such range.
         """
         path = self.path(ref)
         if span.offset + span.length > ref.size_bytes:
@@ -161,7 +161,7 @@ class BlobStore:
         return PartialBlob(path, self._path(ref), ref, on_commit=self._touch)
 
     def pin(self, digests: Set[str]) -> None:
-        """Pin these blobs, and no others: they are never removed for room."""
+        """Pin exactly these blobs: they are never removed to make room."""
         self._pinned = frozenset(digests)
 
     @property
@@ -171,9 +171,9 @@ class BlobStore:
 
     @property
     def room_bytes(self) -> int:
-        """Disk space that may be written after everything that is not pinned was removed.
+        """Disk space that is available if everything unpinned is removed.
 
-        A part of a pinned blob counts as not written yet.
+        The received part of a pinned blob counts as not yet written.
         """
         return self.room_beside(self._pinned)
 
@@ -193,11 +193,11 @@ class BlobStore:
         """Remove the least recently used blobs until this many bytes may be written.
 
         Args:
-            more_bytes: to be written.
-            using: a blob that stays, pinned or not.
+            more_bytes: the bytes to be written.
+            using: a blob that is kept, pinned or not.
 
         Raises:
-            NoRoomError: pinned blobs leave too little room; nothing is removed then.
+            NoRoomError: pinned blobs leave too little room; then nothing is removed.
         """
         if self._limit_bytes is None or more_bytes <= 0:
             return
@@ -254,7 +254,7 @@ class BlobStore:
         now_ns = self._clock_ns()
         try:
             os.utime(self._path(ref), ns=(now_ns, now_ns))
-        except OSError as error:  # another thread pruned it: whoever needs it will find that out
+        except OSError as error:  # another thread pruned it; a later reader gets an error
             _LOG.debug("blob %s cannot be marked as used: %s", ref.sha256[:12], error)
 
     def _check_size(self, size_bytes: int) -> None:

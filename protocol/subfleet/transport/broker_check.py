@@ -1,7 +1,7 @@
-"""Checks a broker before a run: each feature is tried once, with a time limit.
+"""Checks a broker before a run: tries each feature once, with a time limit.
 
-Everything is sent to ourselves, below a topic that a device of our name may write and read; a server and devices at
-work hear nothing of it.
+All messages go to this process itself, below a topic that a device of this name may write and read. Running servers
+and devices do not receive them.
 """
 
 import time
@@ -25,7 +25,7 @@ from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.broker_terms import BrokerTerms, die_in_sight, query_terms
 from subfleet.transport.mqtt import MqttTransport
 
-_ANSWER_S = 1.5  # for one small message, there and back
+_ANSWER_S = 1.5  # round trip of one small message
 _CHUNKS_S = 5.0  # for all sizes of chunks together
 _GAP_S = 1.5  # between two of them
 _NO_RETAIN = "devices that join hear of a round up to 2 s later; nothing else is lost"
@@ -40,7 +40,7 @@ class BrokerFinding:
         check: its name.
         text: the outcome.
         remedy: what to do, or how the fleet works around it; empty if nothing is missing.
-        serves: whether a fleet can work like this.
+        serves: whether a fleet works with this outcome.
     """
 
     check: str
@@ -56,7 +56,7 @@ class BrokerReport:
     Attributes:
         findings: the results, in order.
         terms: the terms that sessions should use.
-        chunk_bytes: the largest chunk that came through; None if none did, or if it could not be tested.
+        chunk_bytes: the largest chunk that arrived; None if none did, or if it could not be tested.
     """
 
     findings: tuple[BrokerFinding, ...]
@@ -83,13 +83,13 @@ def examine_broker(
     Args:
         address: of the broker.
         topics: of the fleet.
-        name: of a device whose topics we may write and read; a server may use any.
-        client_id: that no process at work has; two more are made of it.
+        name: the id of a device with topics that this process may write and read; a server may use any.
+        client_id: an unused MQTT client id; two more ids are derived from it.
         open_timeout_s: how long the first connection may take.
-        opened: what the first connection is made through, such as one that waits for the broker.
+        opened: wraps the transport of the first connection, for example to wait for the broker.
 
     Raises:
-        TransportError: the broker is not there, refuses us, or cannot be trusted.
+        TransportError: the broker is unreachable, refuses the client, or cannot be trusted.
         FileError: a file for TLS cannot be read.
         ConfigError: a file for TLS does not hold what it should.
     """
@@ -119,28 +119,28 @@ class _Trial:
         terms = self.stated or BrokerTerms()
         version = "3.1.1" if self.stated is None else "3.1.1 and 5"
         reached = BrokerFinding(check="broker", text=f"reached, and it let us in; it speaks MQTT {version}")
-        hearer = MqttTransport(self.address, f"{self.client_id}.2", open_timeout_s=open_timeout_s)
-        hearer.expect(terms)
+        receiver = MqttTransport(self.address, f"{self.client_id}.2", open_timeout_s=open_timeout_s)
+        receiver.expect(terms)
         try:
-            hearer.open((self._make_topic("+"),))
+            receiver.open((self._make_topic("+"),))
         except TransportError as error:
             return BrokerReport(findings=(reached, self._explain_forbidden(str(error))), terms=terms)
         try:
-            return self._try(hearer, terms, reached)
+            return self._try(receiver, terms, reached)
         finally:
-            hearer.close()
+            receiver.close()
 
-    def _try(self, hearer: MqttTransport, terms: BrokerTerms, reached: BrokerFinding) -> BrokerReport:
+    def _try(self, receiver: MqttTransport, terms: BrokerTerms, reached: BrokerFinding) -> BrokerReport:
         self._await_link()
         begun_s = time.monotonic()
-        if not self._echo(hearer):
-            why = f"what is said on {self._make_topic('word')} does not come back"
+        if not self._echo(receiver):
+            why = f"messages on {self._make_topic('word')} do not come back"
             return BrokerReport(findings=(reached, self._explain_forbidden(why)), terms=terms)
         took_ms = 1000 * (time.monotonic() - begun_s)
         reached = replace(reached, text=f"{reached.text}; a message takes {took_ms:.0f} ms there and back")
-        chunk_bytes = self._find_largest_chunk(hearer, terms)
+        chunk_bytes = self._find_largest_chunk(receiver, terms)
         retains, wills = (
-            self._check_retained(hearer, terms) if terms.retains else (False, self._try_will(hearer, terms))
+            self._check_retained(receiver, terms) if terms.retains else (False, self._try_will(receiver, terms))
         )
         if not retains and not terms.retains:
             retained = BrokerFinding(check="retained messages", text="it says that it keeps none", remedy=_NO_RETAIN)
@@ -151,8 +151,8 @@ class _Trial:
         findings = (reached, _check_chunks(chunk_bytes), retained, _check_will(wills), *_check_terms(terms))
         return BrokerReport(findings=findings, terms=terms, chunk_bytes=chunk_bytes)
 
-    def _make_topic(self, what: str) -> str:
-        return self.topics.check(self.name, f"{self.mark}/{what}")
+    def _make_topic(self, suffix: str) -> str:
+        return self.topics.check(self.name, f"{self.mark}/{suffix}")
 
     def _explain_forbidden(self, why: str) -> BrokerFinding:
         return BrokerFinding(
@@ -165,7 +165,7 @@ class _Trial:
         )
 
     def _await_link(self) -> bool:
-        """Wait for a link: the broker may have hung up on the last message."""
+        """Wait for the link: the broker may have closed it after the last message."""
         deadline_s = time.monotonic() + 2 * _ANSWER_S
         connected = True
         while True:
@@ -174,20 +174,20 @@ class _Trial:
                 return connected
             connected = not isinstance(event, Disconnected) and (connected or isinstance(event, Connected))
 
-    def _echo(self, hearer: MqttTransport) -> bool:
+    def _echo(self, receiver: MqttTransport) -> bool:
         self.sender.publish(self._make_topic("word"), b"word")
-        return self._hears(hearer, "word", _ANSWER_S) is not None
+        return self._receive(receiver, "word", _ANSWER_S) is not None
 
-    def _hears(self, hearer: MqttTransport, what: str, timeout_s: float) -> Delivery | None:
+    def _receive(self, receiver: MqttTransport, suffix: str, timeout_s: float) -> Delivery | None:
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            event = hearer.poll(left_s)
-            if isinstance(event, Delivery) and event.topic == self._make_topic(what) and event.payload:
+            event = receiver.poll(left_s)
+            if isinstance(event, Delivery) and event.topic == self._make_topic(suffix) and event.payload:
                 return event
         return None
 
-    def _find_largest_chunk(self, hearer: MqttTransport, terms: BrokerTerms) -> int | None:
-        """Try the smallest chunk first: a broker that hangs up on a large one has passed the others by then."""
+    def _find_largest_chunk(self, receiver: MqttTransport, terms: BrokerTerms) -> int | None:
+        """Try the smallest chunk first: if the broker closes the link at a large one, smaller ones have arrived."""
         most = CHUNK_BYTES if terms.message_bytes is None else chunk_bytes_within(terms.message_bytes)
         for size in reversed(_SIZES):
             if size <= most:
@@ -195,25 +195,25 @@ class _Trial:
                 self.sender.publish(self._make_topic("chunk"), encode_chunk(chunk))
         largest, until_s = None, time.monotonic() + _CHUNKS_S
         while largest != most and (left_s := until_s - time.monotonic()) > 0:
-            heard = self._hears(hearer, "chunk", min(left_s, _GAP_S))
+            heard = self._receive(receiver, "chunk", min(left_s, _GAP_S))
             if heard is None:
                 break
             largest = len(decode_chunk(heard.payload).data)
         return largest
 
-    def _check_retained(self, hearer: MqttTransport, terms: BrokerTerms) -> tuple[bool, bool]:
-        """Whether a retained message is shown to a later subscriber, and whether a will is published."""
+    def _check_retained(self, receiver: MqttTransport, terms: BrokerTerms) -> tuple[bool, bool]:
+        """Whether a later subscriber gets a retained message, and whether a will is published."""
         self._await_link()
         self.sender.publish(self._make_topic("kept"), b"kept", retain=True)
-        if self._hears(hearer, "kept", _ANSWER_S) is None:
-            return False, self._try_will(hearer, terms)
+        if self._receive(receiver, "kept", _ANSWER_S) is None:
+            return False, self._try_will(receiver, terms)
         shown = self._die(terms)
         self.sender.publish(self._make_topic("kept"), b"", retain=True)
-        return shown, self._hears(hearer, "will", 2 * _ANSWER_S) is not None
+        return shown, self._receive(receiver, "will", 2 * _ANSWER_S) is not None
 
-    def _try_will(self, hearer: MqttTransport, terms: BrokerTerms) -> bool:
+    def _try_will(self, receiver: MqttTransport, terms: BrokerTerms) -> bool:
         self._die(replace(terms, retains=False))
-        return self._hears(hearer, "will", 2 * _ANSWER_S) is not None
+        return self._receive(receiver, "will", 2 * _ANSWER_S) is not None
 
     def _die(self, terms: BrokerTerms) -> bool:
         return die_in_sight(

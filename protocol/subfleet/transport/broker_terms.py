@@ -1,6 +1,6 @@
-"""Queries a broker's limits in MQTT 5, whose CONNACK lists them; in MQTT 3.1.1 a broker just hangs up.
+"""Queries a broker's limits with MQTT 5, where CONNACK lists them; with MQTT 3.1.1 a broker only closes the link.
 
-Sessions use 3.1.1, which every broker supports. With `mqtt.py` the only file that knows paho-mqtt.
+Sessions use 3.1.1, which every broker supports. Only this module and `mqtt.py` import paho-mqtt.
 """
 
 import socket
@@ -21,7 +21,7 @@ from subfleet.transport.base import Will
 from subfleet.transport.tls import make_tls_context
 
 _SLICE_S = 0.1
-_SETTLED_S = 0.2  # some brokers lose the will of a client that goes while its last message is answered
+_SETTLED_S = 0.2  # some brokers lose the will of a client that vanishes before its last message is acknowledged
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: a close resets the connection, as a crash would
 
 
@@ -32,8 +32,8 @@ class BrokerTerms:
     Attributes:
         retains: whether it supports retained messages; a broker without them hangs up on a client that sends one.
         qos: the highest quality of service, 0 or 1; more than 1 is never used.
-        keepalive_s: the longest keepalive that it allows; None is any.
-        message_bytes: the largest message including MQTT's headers; None is unknown.
+        keepalive_s: the longest keepalive that it allows; None means no limit.
+        message_bytes: the largest message including MQTT's headers; None means unknown.
     """
 
     retains: bool = True
@@ -58,10 +58,10 @@ def make_client(
     """Make a paho client with the credentials of an address; it is not connected yet.
 
     Raises:
-        FileError: a file for TLS cannot be read.
-        ConfigError: a file for TLS does not hold what it should.
+        FileError: a TLS file cannot be read.
+        ConfigError: a TLS file has the wrong content.
     """
-    # In MQTT 5 the session begins clean where paho connects for the first time, which is all that is done here.
+    # With MQTT 5, paho's first connection starts a clean session; no client here connects twice.
     clean = None if version is MQTTProtocolVersion.MQTTv5 else True
     client = Client(CallbackAPIVersion.VERSION2, client_id=client_id, clean_session=clean, protocol=version)
     if address.username is not None:
@@ -76,8 +76,8 @@ def query_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.
     """Connect once in MQTT 5 and leave; None if the broker does not support it, refuses the client or is unreachable.
 
     Raises:
-        FileError: a file for TLS cannot be read.
-        ConfigError: a file for TLS does not hold what it should.
+        FileError: a TLS file cannot be read.
+        ConfigError: a TLS file has the wrong content.
     """
     client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
     answers: list[BrokerTerms] = []
@@ -117,11 +117,11 @@ def die_in_sight(
     """Connect with a will, look for a retained message on `topic`, and let the link break, as a crash would.
 
     Returns:
-        Whether the broker showed a message there that it had kept.
+        Whether the broker delivered a retained message there.
 
     Raises:
-        FileError: a file for TLS cannot be read.
-        ConfigError: a file for TLS does not hold what it should.
+        FileError: a TLS file cannot be read.
+        ConfigError: a TLS file has the wrong content.
     """
     client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv311)
     client.will_set(will.topic, will.payload, qos=terms.qos, retain=False)

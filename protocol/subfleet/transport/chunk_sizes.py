@@ -21,10 +21,10 @@ _SIZES = frozenset(CHUNK_BYTES >> halvings for halvings in range(5))
 class KnownBroker:
     """The remembered chunk size of one broker, in a file with all brokers.
 
-    The file only saves time: if it cannot be read it counts as empty, and failing to write it is no error.
+    The file only saves time: an unreadable file counts as empty, and a failed write is not an error.
 
     Args:
-        path: of the file.
+        path: the file.
         broker: host and port.
         unix_time: seconds since 1970.
     """
@@ -51,7 +51,7 @@ class KnownBroker:
         try:
             write_atomically(self._path, [json.dumps(known).encode()])
         except OSError as error:
-            _LOG.debug("what is known of the broker cannot be kept: %s", error)
+            _LOG.debug("the broker's chunk size cannot be saved: %s", error)
 
     def _read(self) -> dict[str, object]:
         try:
@@ -68,7 +68,7 @@ class ChunkSizes:
     Args:
         begin_bytes: the first size: CHUNK_BYTES, or a half, quarter ... of it.
         remember: called with each new size.
-        say: called with a sentence if chunks become smaller.
+        say: called with a message if chunks become smaller.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ChunkSizes:
         """Learn from a received chunk.
 
         Args:
-            length: of its content, bytes.
+            length: bytes of its content.
             asked_bytes: the size that its transfer requests; below `chunk_bytes` if larger ones did not pass.
         """
         if length < LEAST_CHUNK_BYTES:
@@ -113,7 +113,7 @@ class ChunkSizes:
         size = _find_largest(length)
         self.proven_bytes = max(self.proven_bytes, size)
         if length != asked_bytes and size <= self.chunk_bytes:
-            return  # the end of a blob, which proves nothing
+            return  # the last chunk of a blob is shorter anyway
         size_bytes = min(self.proven_bytes, self._limit_bytes)
         if size_bytes > self.chunk_bytes or asked_bytes < self.chunk_bytes:
             self._change(size_bytes)
@@ -131,5 +131,5 @@ class ChunkSizes:
 
 
 def _find_largest(length: int) -> int:
-    """Find the largest chunk size that is no longer than some content."""
+    """Find the largest chunk size up to a length."""
     return max(size for size in _SIZES if size <= length)

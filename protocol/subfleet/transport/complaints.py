@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from subfleet.protocol.text import make_printable
 
 _OTHERS = "other senders"
-_MOST_CHARACTERS = 400  # of one line's text
+_MOST_CHARACTERS = 400  # length of one line
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Complaints:
     Args:
         log: the logger.
         clock: seconds, monotonic.
-        period_s: of one line per sender.
+        period_s: seconds between two lines about one sender.
         most_senders: number of senders with a record of their own; all others share one.
     """
 
@@ -40,7 +40,7 @@ class Complaints:
         self._clock = clock
         self._period_s = period_s
         self._most_senders = most_senders
-        self._accounts: dict[str, _SenderRecord] = {}  # in the order of their last lines
+        self._accounts: dict[str, _SenderRecord] = {}  # ordered by their last line
 
     def note(self, sender: str, text: str) -> None:
         """Complain about a sender."""

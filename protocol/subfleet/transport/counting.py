@@ -14,9 +14,9 @@ class CountingTransport:
     """A transport that counts payload bytes (topics and MQTT's own few bytes are not counted).
 
     Args:
-        inner: what carries the messages.
+        inner: the transport that carries the messages.
         on_payload: called with direction, topic and size in bytes of each message, in the thread that sends or polls;
-            a server keeps its account of each device with it. It must be quick and must not raise.
+            a server counts the traffic of each device with it. It must be quick and must not raise.
     """
 
     def __init__(self, inner: Transport, on_payload: OnPayload | None = None) -> None:

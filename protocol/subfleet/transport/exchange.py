@@ -20,8 +20,8 @@ from subfleet.transport.partial_blob import PartialBlob
 
 _LOG = logging.getLogger(__name__)
 
-_CHUNKS_PER_TICK = 128  # 8 MB: what is read from disk before the caller sees its next event
-_MAX_WAITING_CHUNKS = 128  # of one peer: several of its windows; more would let it keep the others waiting
+_CHUNKS_PER_TICK = 128  # 8 MB are read from disk before the caller gets its next event
+_MAX_WAITING_CHUNKS = 128  # per peer: several of its windows; more would delay the other peers
 _MAX_DIGEST_FAILURES = 3
 
 
@@ -51,11 +51,11 @@ class FetchFailed:
 
 @dataclass(slots=True, kw_only=True)
 class _Transfer:
-    peers: list[str]  # who has it; the first one is asked
+    peers: list[str]  # that have the blob; the first one is asked
     fetch: BlobFetch
     partial: PartialBlob
     digest_failures: int = 0
-    progress_at_s: float | None = None  # None: not seen by `tick` since something came
+    progress_at_s: float | None = None  # None: `tick` has not run since the last chunk
 
 
 def _complain(peer: str, text: str) -> None:
@@ -66,11 +66,11 @@ class BlobExchange:
     """Both halves of every transfer of one side. Not thread-safe: it belongs to the thread that polls.
 
     Args:
-        store: of the blobs.
-        request_topic: of a peer, for our requests.
-        chunk_topic: of a peer, for our chunks.
-        missing_topic: of a peer, to tell it that we lack a blob.
-        sizes: of the chunks that come through the broker between us.
+        store: the blobs.
+        request_topic: returns a peer's topic for our requests.
+        chunk_topic: returns a peer's topic for our chunks.
+        missing_topic: returns a peer's topic for reports that we lack a blob.
+        sizes: the chunk sizes that the broker accepts.
         complain: called with a peer and its mistake.
         retry_s: a chunk that has not arrived after this time is requested again, later on slow links.
         give_up_s: a transfer without a chunk for this long has failed.
@@ -97,9 +97,11 @@ class BlobExchange:
         self._retry_s = retry_s
         self._give_up_s = give_up_s
         self._transfers: dict[str, _Transfer] = {}
-        self._requested: dict[tuple[str, BlobRef, ByteRange], None] = {}  # an ordered set of what peers asked for
-        self._waiting: Counter[str] = Counter()  # how much of it each peer asked for
-        self._absent: dict[tuple[str, str], None] = {}  # an ordered set of what we told peers we lack
+        self._requested: dict[
+            tuple[str, BlobRef, ByteRange], None
+        ] = {}  # the chunks that peers requested, as an ordered set
+        self._waiting: Counter[str] = Counter()  # number of requested chunks by peer
+        self._absent: dict[tuple[str, str], None] = {}  # the blobs to report to peers as missing, as an ordered set
         self._results: deque[Fetched | FetchFailed] = deque()
 
     @property
@@ -108,7 +110,7 @@ class BlobExchange:
         return len(self._transfers)
 
     def fetch(self, peer: str, ref: BlobRef) -> None:
-        """Fetch a blob from a peer; `take_results` returns the result, at once if the blob is already here.
+        """Fetch a blob from a peer; `take_results` returns the result, immediately if the blob is already in the store.
 
         Two peers that offer the same blob are asked one after the other, and each has its own result.
         """
@@ -137,15 +139,15 @@ class BlobExchange:
             return
         transfer = _Transfer(peers=[peer], fetch=fetch, partial=partial)
         self._transfers[ref.sha256] = transfer
-        if fetch.complete:  # a crash came between the last chunk and its check
+        if fetch.complete:  # a crash between the last chunk and its check
             self._complete(transfer)
 
     def cancel(self, ref: BlobRef, *, peer: str | None = None) -> None:
         """Cancel a fetch: no more requests, no result, and its chunks are deleted.
 
         Args:
-            ref: of the blob.
-            peer: cancel for this peer only; others that offered the blob are still asked. None cancels for all.
+            ref: the blob.
+            peer: cancel for this peer only; others that offered the blob are still asked. None cancels for all peers.
         """
         transfer = self._transfers.get(ref.sha256)
         if transfer is None or peer not in (None, *transfer.peers):
@@ -163,9 +165,9 @@ class BlobExchange:
             return
         for span in request.ranges:
             if span.length > CHUNK_BYTES:
-                self._complain(peer, f"asks for {span.length} bytes at once, but may for {CHUNK_BYTES}; update it")
+                self._complain(peer, f"requests {span.length} bytes at once, but the limit is {CHUNK_BYTES}; update it")
             elif span.offset + span.length > request.blob.size_bytes:
-                self._complain(peer, f"asks for {span} of blob {request.blob.sha256[:12]}, which has none")
+                self._complain(peer, f"requests {span} of blob {request.blob.sha256[:12]}, which is shorter")
             elif (peer, request.blob, span) in self._requested:
                 continue
             elif self._waiting[peer] >= _MAX_WAITING_CHUNKS:
@@ -194,13 +196,13 @@ class BlobExchange:
             self._complete(transfer)
 
     def handle_missing(self, peer: str, missing: BlobMissing) -> None:
-        """Note that a peer lacks a blob; the next peer that offered it is asked, if any."""
+        """Note that a peer lacks a blob, and ask the next peer that offered it, if any."""
         transfer = self._transfers.get(missing.sha256)
         if transfer is not None and peer in transfer.peers:
             self._give_up_peer(transfer, peer, "missing", f"{peer} does not have the blob any more")
 
     def resume(self, message_bytes: int | None = None) -> None:
-        """Note that the link is back: outstanding chunks are requested again with the next `tick`.
+        """Resume after the link was down: the next `tick` requests outstanding chunks again.
 
         Args:
             message_bytes: see `Connected.message_bytes`.
@@ -247,7 +249,7 @@ class BlobExchange:
         return [Outgoing(topic=self._request_topic(peer), payload=encode(request))]
 
     def _serve(self, peer: str, ref: BlobRef, span: ByteRange) -> list[Outgoing]:
-        """Make the chunks of a range, in sizes that pass the broker: a peer may not know its limit."""
+        """Make the chunks of a range, in sizes that the broker accepts: the peer may not know its limit."""
         try:
             data = self._store.read_range(ref, span)
         except FileError as error:
@@ -293,12 +295,12 @@ class BlobExchange:
             self._abandon(transfer)
 
     def _abandon(self, transfer: _Transfer) -> None:
-        """End a transfer and delete its chunks: a peer that offers many blobs must not fill the disk."""
+        """End a transfer and delete its chunks, so that a peer with many offers cannot fill the disk."""
         del self._transfers[transfer.fetch.blob.sha256]
         try:
             transfer.partial.remove()
         except FileError as error:
-            _LOG.warning("what came of a transfer stays: %s", error)
+            _LOG.warning("the received chunks cannot be deleted: %s", error)
 
     def _fail(self, transfer: _Transfer, reason: Literal["storage"], detail: str) -> None:
         ref = transfer.fetch.blob

@@ -1,7 +1,7 @@
 """An in-process broker with configurable faults, for emulated fleets and for tests.
 
-It uses the caller's clock: with a manual clock and `poll(0)` it is deterministic in one thread; with the real clock any
-number of threads may use it.
+It uses the caller's clock: with a manual clock and `poll(0)` it is deterministic in one thread; with the real clock it
+is thread-safe.
 """
 
 import heapq
@@ -29,7 +29,7 @@ class Faults:
         seed: equal seeds and equal traffic give equal faults, however threads interleave.
         loss: probability, 0 to below 1, that a message is lost on its way to the broker, and again to each receiver.
         double: probability, 0 to 1, that a receiver gets a message twice.
-        delay_s: each copy arrives up to this many seconds late, each on its own, so that order is lost.
+        delay_s: each copy is delayed independently by up to this many seconds, so messages are reordered.
     """
 
     seed: int = 0
@@ -54,7 +54,7 @@ class MemoryBroker:
     """Routes messages between its clients.
 
     Args:
-        faults: to inject; none by default.
+        faults: the faults to inject; none by default.
         clock: seconds, monotonic.
     """
 
@@ -76,7 +76,7 @@ class MemoryBroker:
         """Break a client's link: messages in transit to it are lost, and its will is published.
 
         Args:
-            client_id: of the client; nothing happens if it has no link.
+            client_id: the client; nothing happens if it has no link.
             mend_after_s: the client reconnects this many seconds later; None means not before `mend`.
         """
         with self._changed:
@@ -123,7 +123,7 @@ class MemoryBroker:
 
     def poll(self, link: BrokerLink, timeout_s: float) -> Event | None:
         """A client's next event (`MemoryTransport.poll`)."""
-        # The timeout is real time: with a manual clock it would never pass.
+        # The timeout is in real time: a manual clock would never reach it.
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -221,5 +221,5 @@ class MemoryTransport:
             self._broker.detach(self._link)
 
     def drop_link(self) -> None:
-        """Vanish as a device that loses power: the will is published, and the client does not reconnect."""
+        """Vanish like a device that loses power: the will is published, and the client does not reconnect."""
         self._broker.cut(self._client_id, mend_after_s=None)

@@ -1,8 +1,8 @@
-"""Locks over a broker: detects two servers of one fleet, or two devices of one id.
+"""Locks over a broker: detect two servers of one fleet, or two devices with one id.
 
-A broker accepts both, as their MQTT client ids differ (`mqtt_client_id`). So the holder of a lock publishes a claim,
-with its session and start time, again and again on the lock's topic, and subscribes to it. Two claims of another
-session, received after its own came back, prove that the other process is alive: the later one leaves. A single claim
+A broker accepts both, as their MQTT client ids differ (`mqtt_client_id`). So the holder of a lock repeatedly publishes
+a claim with its session and start time on the lock's topic, and subscribes to it. Two claims of another session,
+received after its own claim came back, prove that the other process is alive: the later process leaves. A single claim
 proves nothing, as a restarted broker may deliver the retained claim of an old session.
 """
 
@@ -18,8 +18,8 @@ from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport, Will
 
 _LOG = logging.getLogger(__name__)
-_PROOF = 2  # claims of another session that prove it alive
-_DEAF = 4  # claims without one that came back; fewer may just be lost
+_PROOF = 2  # claims of another session that prove that it is alive
+_DEAF = 4  # claims in a row that did not come back; fewer may simply be lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class Lock:
     """A role that only one process may have.
 
     Attributes:
-        topic: on which its holder publishes claims.
+        topic: where its holder publishes claims.
         holder: name of the process: the device's id, or the run.
         error: error message of the later process; `{other}` is the name of the first one.
         warning: log message of the first process about the later one, `{other}`.
-        silence_s: how long a process that finds another claim publishes nothing else, so that the other one can answer.
+        silence_s: how long a process that finds another claim publishes nothing else, so that the other can answer.
     """
 
     topic: str
@@ -47,7 +47,7 @@ def make_device_lock(topics: Topics, client_id: str) -> Lock:
         topic=topics.uplink(client_id, Claim.KIND),
         holder=client_id,
         error="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
-        warning="another device of the id {other!r} came to this fleet; it is to leave, as this one was first",
+        warning="another device of the id {other!r} joined this fleet; it should leave, as this one was first",
     )
 
 
@@ -57,7 +57,7 @@ def make_server_lock(topics: Topics, run: str) -> Lock:
         topic=topics.all(Claim.KIND),
         holder=run,
         error="run {other!r} serves this fleet on this broker already; choose another fleet, or stop that run",
-        warning="another server, of run {other!r}, came to this fleet; it is to leave, as this one was first",
+        warning="another server, of run {other!r}, joined this fleet; it should leave, as this one was first",
         silence_s=3.0,
     )
 
@@ -65,15 +65,15 @@ def make_server_lock(topics: Topics, run: str) -> Lock:
 class LockingTransport:
     """A transport that holds a lock.
 
-    `poll` raises TakenError if another process held the lock before; nothing is sent from then on.
+    `poll` raises TakenError if another process held the lock first; after that nothing is sent.
 
     Args:
-        inner: what carries the messages.
+        inner: the transport that carries the messages.
         lock: the lock to hold.
         repeat_s: seconds between two claims; a claim may be lost.
-        tell: called once for each later process, and if our own claims do not come back.
+        tell: called with a message about each later process, and if our own claims do not come back.
         clock: seconds, monotonic.
-        unix_time: seconds since 1970, which decides who was first, also between machines.
+        unix_time: seconds since 1970; the earlier start time wins, also between machines.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LockingTransport:
         self._connected = False
         self._next_claim_s = 0.0
         self._unanswered = 0
-        self._established = False  # our own claim has come back: whoever claims now came after us
+        self._established = False  # our own claim has come back: other claims are later ones
         self._silent_until_s: float | None = None
         self._left = False
         self._claims: dict[str, set[str]] = {}
@@ -172,7 +172,7 @@ class LockingTransport:
         if claim.message_id in claims or len(claims) == _PROOF:
             return
         claims.add(claim.message_id)
-        self._publish_claim()  # the other process needs our claim as we need its
+        self._publish_claim()  # the other process needs our claim, too
         if len(claims) < _PROOF:
             return
         if (claim.since_s, claim.session_id) < (self._since_s, self._session_id):

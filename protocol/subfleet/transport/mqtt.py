@@ -1,4 +1,4 @@
-"""The Transport seam over MQTT 3.1.1. With `broker_terms.py` the only file that knows paho-mqtt."""
+"""The Transport seam over MQTT 3.1.1. Only this module and `broker_terms.py` import paho-mqtt."""
 
 import logging
 import queue
@@ -23,34 +23,34 @@ from subfleet.transport.topic_filter import matches
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_INFLIGHT = 64  # of 60 KiB chunks: 4 MB on the way, enough for a slow link; hosted brokers allow 100
-_MAX_QUEUED = 1024  # more than every window of chunks that a server has open at once
+_MAX_INFLIGHT = 64  # 4 MB of 60 KiB chunks in flight, enough for slow links; hosted brokers allow 100
+_MAX_QUEUED = 1024  # more than all windows of chunks that a server has open at once
 _MAX_WAITING_EVENTS = 8192
-_MAX_WAITING_BYTES = 64 * MAX_PAYLOAD_BYTES  # a peer that floods us must not take our memory
+_MAX_WAITING_BYTES = 64 * MAX_PAYLOAD_BYTES  # a flooding peer must not fill the memory
 _LONGEST_RECONNECT_DELAY_S = 30
 _CLOSE_TIMEOUT_S = 2.0
 _INVALID_CLIENT_ID = 133  # paho's number for return code 2 of MQTT 3.1.1
-_FIELDS_BYTES = 9  # of a message: its kind, its length, the topic's length and a number
+_FIELDS_BYTES = 9  # a message's type, length, topic length and packet id
 _SHORT_S = 5.0  # a shorter link was probably closed because of a message
 _CUTS = 2  # after this many short links in a row, the broker's terms are queried
-_SELECT_LIMIT = 1024  # paho waits with select(), which takes no larger file descriptors and fails silently there
+_SELECT_LIMIT = 1024  # paho uses select(), which silently fails for larger file descriptors
 
 
 class MqttTransport:
-    """One MQTT client, with paho's own thread behind a queue of events.
+    """One MQTT client; paho's thread puts events into a queue.
 
-    If a broker hangs up on connect, or again and again, its capabilities are queried, and unsupported features are not
-    used from then on: retained messages, quality of service 1, messages above its limit.
+    If a broker closes the connection at the start, or repeatedly, its limits are queried, and unsupported features are
+    no longer used: retained messages, quality of service 1, messages above its limit.
 
     Args:
-        address: of the broker.
+        address: the broker's address.
         client_id: see `mqtt_client_id`. A broker accepts one client per id; a second one replaces the first.
         open_timeout_s: how long `open` waits for the first connection.
-        keepalive_s: silence after which broker and client consider the link broken.
+        keepalive_s: seconds of silence after which broker and client consider the link broken.
 
     Raises:
-        FileError: a file for TLS cannot be read.
-        ConfigError: a file for TLS does not hold what it should.
+        FileError: a TLS file cannot be read.
+        ConfigError: a TLS file has the wrong content.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class MqttTransport:
         self._events: queue.Queue[Event] = queue.Queue()
         self._waiting_bytes = 0
         self._waiting_lock = threading.Lock()
-        self._complaints = Complaints(_LOG)  # used in paho's thread alone
-        self._too_large = Complaints(_LOG)  # used where messages are published
+        self._complaints = Complaints(_LOG)  # used only in paho's thread
+        self._too_large = Complaints(_LOG)  # used only by `publish`
         self._subscriptions: tuple[str, ...] = ()
         self._up = False
-        self._settled = threading.Event()  # an attempt has ended, well or not
+        self._settled = threading.Event()  # an attempt succeeded or failed
         self._answered = False
-        self._hung_up = False  # without a word that says why
+        self._hung_up = False  # the broker closed the connection without a reason
         self._refusal = ""
         self._qos = 1
         self._complaint = ""
@@ -90,7 +90,7 @@ class MqttTransport:
         self._client = self._make_client()
 
     def expect(self, terms: BrokerTerms) -> None:
-        """Use terms of the broker that are already known. To be called before `open`, which sends the will."""
+        """Use already known terms of the broker. Call it before `open`, which sends the will."""
         self._terms, self._asked = terms, True
         self._qos = min(self._qos, terms.qos)
 
@@ -109,7 +109,7 @@ class MqttTransport:
         self._settled.clear()
         self._answered, self._hung_up, self._refusal = False, False, ""
         try:
-            shake_hands(self._address, self._open_timeout_s)  # paho leaves the socket open where that fails
+            shake_hands(self._address, self._open_timeout_s)  # paho would leave the socket open if this fails
             keepalive_s = min(self._keepalive_s, self._terms.keepalive_s or self._keepalive_s)
             self._client.connect(self._address.host, self._address.port, keepalive=keepalive_s)
         except (OSError, UnicodeError) as error:
@@ -120,12 +120,12 @@ class MqttTransport:
             return True
         hung_up = self._hung_up
         self.close()
-        self._closing.clear()  # another attempt may be made
-        self._hung_up = hung_up  # our own goodbye is no sign of the broker
+        self._closing.clear()  # allow another attempt
+        self._hung_up = hung_up  # `close` itself sets it
         return False
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """See `Transport.publish`. Without a link the message is dropped: after `Connected` the caller sends anew."""
+        """See `Transport.publish`. Without a link the message is dropped: the caller repeats it after `Connected`."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise TooLargeError(f"a payload is {len(payload)} bytes, but may be {MAX_PAYLOAD_BYTES} bytes at most")
         if not self._up:
@@ -165,7 +165,7 @@ class MqttTransport:
         self._closing.set()
         self._client.disconnect()
         if connected and not self._settled.wait(_CLOSE_TIMEOUT_S):
-            # paho's thread is a daemon; waiting for it would mean waiting for a broker that does not answer.
+            # paho's thread is a daemon; joining it would wait for a broker that does not answer.
             _LOG.warning("the broker at %s did not answer our disconnect", self._address.host)
             return
         self._client.loop_stop()
@@ -204,7 +204,7 @@ class MqttTransport:
             self._complain(f"the broker at {self._address.host_and_port} {sentence}")
         return True
 
-    # What follows runs in paho's thread.
+    # The methods below run in paho's thread.
 
     def _on_socket_open(self, _: Client, __: Any, link: Any) -> None:
         if link.fileno() >= _SELECT_LIMIT:
@@ -212,7 +212,7 @@ class MqttTransport:
 
     def _on_connect(self, client: Client, _: Any, __: ConnectFlags, reason: ReasonCode, ___: Properties | None) -> None:
         if reason.value == _INVALID_CLIENT_ID:
-            self._hung_up = True  # some say so where they mean the keepalive
+            self._hung_up = True  # some brokers answer this to a too long keepalive
             self._refuse(f"does not take the client id {self._client_id!r}; choose a shorter name, or another broker")
         elif reason.is_failure:
             self._refuse(f"refuses us ({reason}); check the user name and password")
@@ -224,15 +224,15 @@ class MqttTransport:
     def _on_subscribe(self, _: Client, __: Any, ___: int, reasons: list[ReasonCode], ____: Properties | None) -> None:
         refused = [topic for topic, reason in zip(self._subscriptions, reasons, strict=False) if reason.is_failure]
         if refused:
-            self._refuse(f"lets us not subscribe to {refused[0]!r}; correct its access list")
+            self._refuse(f"does not let us subscribe to {refused[0]!r}; correct its access list")
         else:
-            # A broker that grants no more takes no more, and may hang up where it is sent some.
+            # A broker may close the link at a message with a higher quality of service than it granted.
             self._qos = min([self._qos, *(reason.value for reason in reasons)])
             self._handle_link_up()
 
     def _on_connect_fail(self, _: Client, __: Any) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, (OSError, UnicodeError)):  # paho calls this while it handles it
+        if isinstance(error, (OSError, UnicodeError)):  # paho calls this while it handles the error
             self._complain(str(explain_unreachable(self._address, error)))
         self._closing.wait(self._jitter.random())
 
@@ -244,10 +244,10 @@ class MqttTransport:
             self._events.put(Disconnected(reason=str(reason)))
             self._look_into_cuts()
         elif not self._answered:
-            # The first connection ended before the broker had said anything: `open` waits for one or the other.
+            # The first connection ended before the broker answered: wake `open`, which waits for either.
             self._hung_up = self._hung_up or not self._refusal
             self._settled.set()
-        # paho doubles its delay, but equally for all clients; a fleet must not reconnect at the same moment.
+        # paho's growing delay is the same for all clients; a fleet must not reconnect at the same moment.
         if self._closing.wait(self._jitter.random()):
             self._settled.set()
 
@@ -264,13 +264,13 @@ class MqttTransport:
         else:
             self._complain(
                 f"the broker at {self._address.host_and_port} hangs up again and again, soon after it let us in; "
-                "`subfleet-edge doctor` with its address finds out what it does not take"
+                "`subfleet-edge doctor` with its address finds out what it does not accept"
             )
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
         try:
             topic = message.topic
-        except UnicodeDecodeError:  # an exception that left this callback would end paho's thread
+        except UnicodeDecodeError:  # an exception in this callback would end paho's thread
             self._complaints.note("the broker", "dropped a message: its topic is not UTF-8")
             return
         if len(message.payload) > MAX_PAYLOAD_BYTES:
@@ -294,7 +294,7 @@ class MqttTransport:
         self._settled.set()
 
     def _complain(self, sentence: str) -> None:
-        """Log why connecting fails, once for repeated attempts."""
+        """Log why connecting fails, but not the same reason twice in a row."""
         if sentence != self._complaint:
             _LOG.warning("%s", sentence)
         self._complaint = sentence
@@ -308,12 +308,12 @@ class MqttTransport:
 
 
 def _forget_sent(client: Client) -> None:
-    """Drop paho's unacknowledged messages: it would resend what the broker hangs up on; the caller sends again."""
-    with client._out_message_mutex:  # noqa: SLF001 (there is no other way, but to begin with another client)
+    """Drop paho's unacknowledged messages: it would resend the one that breaks the link. The caller sends again."""
+    with client._out_message_mutex:  # noqa: SLF001 (the only other way is a new client)
         client._out_messages.clear()  # noqa: SLF001
         client._inflight_messages = 0  # noqa: SLF001
 
 
 def _find_sender(topic: str) -> str:
-    """Find the sender of a message: a client publishes all its kinds below one topic."""
+    """Find the sender of a message: a client publishes all kinds of messages below one topic."""
     return topic.rpartition("/")[0][:128]

@@ -1,4 +1,4 @@
-"""Messages without an ack: kept, and sent again until the other side acknowledges them."""
+"""Keeps messages and sends them again until the other side acknowledges them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Limits the speed of a transport, for emulated devices that replay the bandwidth of a real one."""
+"""Limits the speed of a transport, for emulated devices that replay the bandwidth of a real device."""
 
 import logging
 import math
@@ -14,9 +14,9 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SLICE_S = 0.05  # how late a message from another thread may start while `poll` waits
+_SLICE_S = 0.05  # the longest delay of a message from another thread while `poll` waits
 _MAX_QUEUED_BYTES = 256 * MAX_PAYLOAD_BYTES
-_MESSAGE_BYTES = 64  # TCP, IP and MQTT headers of a message, so that empty ones take time too
+_MESSAGE_BYTES = 64  # TCP, IP and MQTT headers of a message, so that empty messages take time too
 
 
 class Lane(Generic[T]):
@@ -35,7 +35,7 @@ class Lane(Generic[T]):
         self.queued_bits = 0.0
 
     def set_rate(self, now_s: float, rate_bps: float | None) -> None:
-        """Change the rate, in bits per second; None is no limit, 0 lets nothing pass."""
+        """Change the rate, in bits per second; None means no limit, 0 lets nothing pass."""
         if rate_bps is not None and not rate_bps >= 0:
             raise ValueError(f"a rate is {rate_bps} bits per second, but must be 0 or more, or None for no limit")
         self._advance(now_s)
@@ -82,13 +82,13 @@ class Lane(Generic[T]):
 
 
 class PacedTransport:
-    """Delays messages in both directions as a link of given rates would; their order stays.
+    """Delays messages in both directions like a link with given rates; their order stays.
 
-    `publish` sends at once where the link is idle and unlimited, else it queues; `poll` moves the queues on, so a
-    caller must poll steadily, as every session does. What waits when the link breaks is lost, as on a real link.
+    `publish` sends at once if the link is idle and unlimited, else it queues; `poll` advances the queues, so a caller
+    must poll steadily, as every session does. Queued messages are lost when the link breaks, as on a real link.
 
     Args:
-        inner: what carries the messages.
+        inner: the transport that carries the messages.
         clock: seconds, monotonic.
     """
 
@@ -100,7 +100,7 @@ class PacedTransport:
         self._down: Lane[Event] = Lane()
 
     def set_rates(self, downlink_bps: float | None, uplink_bps: float | None) -> None:
-        """Change both rates, in bits per second; None is no limit, 0 lets nothing pass. From any thread.
+        """Change both rates, in bits per second; None means no limit, 0 lets nothing pass. Callable from any thread.
 
         Raises:
             ValueError: a rate is below 0.
@@ -129,7 +129,7 @@ class PacedTransport:
 
     def poll(self, timeout_s: float) -> Event | None:
         """See `Transport.poll`."""
-        # As in the memory broker: a time-out is real time, whatever the clock is.
+        # As in the memory broker: a timeout is in real time, whatever the clock is.
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -148,7 +148,7 @@ class PacedTransport:
                     self._receive(arrived)
 
     def close(self) -> None:
-        """See `Transport.close`. What still waits is sent first: it was published before the goodbye."""
+        """See `Transport.close`. Queued messages are sent first: they were published before."""
         with self._lock:
             self._up.set_rate(self._clock(), None)
             self._send_passed()

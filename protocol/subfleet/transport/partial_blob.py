@@ -2,8 +2,8 @@
 
 The file contains the blob's bytes, followed by one byte for each piece: 1 if the piece was written. Pieces are as large
 as the smallest chunk, so that chunk sizes may vary. Content is written before its mark, so after a crash of the process
-every mark is true. After a crash of the machine some may not be; then the digest is wrong, and the whole blob is
-fetched again.
+every mark is right. After a crash of the machine some marks may be wrong; then the digest is wrong, and the whole blob
+is fetched again.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ class PartialBlob:
     """Receives the chunks of one blob in any order; made by `BlobStore.partial`.
 
     Args:
-        path: of the file that grows.
+        path: the file that grows.
         target: path of the complete blob.
-        ref: of the blob.
+        ref: the blob.
         on_commit: called with `ref` after the complete blob is in place.
 
     Raises:
@@ -49,7 +49,7 @@ class PartialBlob:
         return frozenset(index * LEAST_CHUNK_BYTES for index, mark in enumerate(self._marks) if mark == _WRITTEN[0])
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write one chunk: a number of whole pieces, the blob's last one among them or not.
+        """Write one chunk: whole pieces, possibly with the blob's shorter last piece.
 
         Raises:
             ValueError: the offset or the length is not that of a chunk of this blob.
@@ -91,7 +91,7 @@ class PartialBlob:
         return True
 
     def remove(self) -> None:
-        """Delete the received chunks; nothing may be written any more.
+        """Delete the received chunks; `write` must not be called after that.
 
         Raises:
             FileError: it cannot be deleted.
@@ -103,7 +103,7 @@ class PartialBlob:
 
     def _read_marks(self) -> bytearray:
         length = count_partial_bytes(self._ref)
-        # Another length is left by a crash between truncating and moving.
+        # A crash between truncating and moving leaves another length.
         if self._path.exists() and self._path.stat().st_size == length:
             with self._path.open("rb") as file:
                 file.seek(self._ref.size_bytes)
@@ -113,11 +113,11 @@ class PartialBlob:
         return bytearray(self._piece_count)
 
     def _compute_digest(self) -> str:
-        digest, left = hashlib.sha256(), self._ref.size_bytes
+        digest, left_bytes = hashlib.sha256(), self._ref.size_bytes
         with self._path.open("rb") as file:
-            while left and (block := file.read(min(left, _BLOCK_BYTES))):
+            while left_bytes and (block := file.read(min(left_bytes, _BLOCK_BYTES))):
                 digest.update(block)
-                left -= len(block)
+                left_bytes -= len(block)
         return digest.hexdigest()
 
     def _discard(self) -> None:

@@ -1,4 +1,4 @@
-"""A rate limit for each device: messages beyond it are dropped unread, so that no device can occupy the server."""
+"""A rate limit for each device: messages beyond it are dropped unread, so that no device can overload the server."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class RatedTransport:
     Chunks have no rate: unrequested ones are dropped by their header.
 
     Args:
-        inner: what carries the messages.
+        inner: the transport that carries the messages.
         topics: of the fleet.
         complain: called with a device's id and a sentence for each message that is dropped.
         units_per_s: above 0.
@@ -70,7 +70,7 @@ class RatedTransport:
         self._inner.publish(topic, payload, retain=retain)
 
     def poll(self, timeout_s: float) -> Event | None:
-        """See `Transport.poll`; None also where many messages were dropped."""
+        """See `Transport.poll`; also returns None after many messages were dropped."""
         for _ in range(_MOST_DROPPED):
             event = self._inner.poll(timeout_s)
             if not isinstance(event, Delivery) or self._allows(event):

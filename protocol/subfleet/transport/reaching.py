@@ -1,4 +1,4 @@
-"""Explains why a broker cannot be reached, in one sentence that says what to do."""
+"""Explains why a broker cannot be reached, in one sentence with the remedy."""
 
 import socket
 import ssl
@@ -11,17 +11,17 @@ from subfleet.transport.tls import make_tls_context
 
 _PROBE_S = 3.0
 
-# OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_...).
+# OpenSSL's error numbers for certificates (X509_V_ERR_...).
 _DISTRUST: Mapping[int, str] = MappingProxyType(
     {
         9: "is not valid yet; correct the clock of this machine, or the certificate",
         10: "has expired; renew it, or correct the clock of this machine",
-        18: "is signed by itself, which nobody here trusts; name its authority with --ca",
-        19: "is signed by an authority that nobody here trusts; name that authority with --ca",
-        20: "is signed by an authority that nobody here knows; name that authority with --ca",
-        21: "is signed by an authority that nobody here knows; name that authority with --ca",
-        62: "is made out to another name than {host!r}; use a name that it holds, or have it made anew",
-        64: "is made out to another address than {host}; use a name that it holds, or have it made anew",
+        18: "is self-signed and not trusted here; name its authority with --ca",
+        19: "is signed by an authority that is not trusted here; name that authority with --ca",
+        20: "is signed by an authority that is unknown here; name that authority with --ca",
+        21: "is signed by an authority that is unknown here; name that authority with --ca",
+        62: "is issued for another name than {host!r}; use a name that it holds, or have it reissued",
+        64: "is issued for another address than {host}; use a name that it holds, or have it reissued",
     }
 )
 _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "REVOKED")
@@ -30,9 +30,9 @@ _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", 
 def explain_unreachable(address: BrokerAddress, error: OSError | UnicodeError) -> TransportError:
     """Explain a failed attempt to connect. An `UnreachableError` may be temporary, any other error is permanent."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        what = _DISTRUST.get(error.verify_code, f"cannot be trusted ({error.verify_message}); have it made anew")
+        problem = _DISTRUST.get(error.verify_code, f"cannot be trusted ({error.verify_message}); have it reissued")
         return TransportError(
-            f"the certificate of the broker at {address.host_and_port} {what.format(host=address.host)}"
+            f"the certificate of the broker at {address.host_and_port} {problem.format(host=address.host)}"
         )
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return _explain_handshake(address, error)
@@ -68,7 +68,7 @@ def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
 
 
 def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool = False) -> TransportError:
-    """Explain why a connection brought no MQTT answer, by a probing connection without MQTT.
+    """Explain why there was no MQTT answer, by a probing connection without MQTT.
 
     Args:
         address: of the broker.
@@ -129,8 +129,8 @@ def _explain_handshake(address: BrokerAddress, error: ssl.SSLError) -> Transport
         return TransportError(
             f"the broker at {broker} speaks no TLS; write mqtt:// in its address, or name the port where it does"
         )
-    what = _simplify(reason) or str(error)
-    return TransportError(f"TLS with the broker at {broker} fails ({what}); it must speak TLS 1.2 or newer")
+    detail = _simplify(reason) or str(error)
+    return TransportError(f"TLS with the broker at {broker} fails ({detail}); it must speak TLS 1.2 or newer")
 
 
 def _simplify(reason: str) -> str:

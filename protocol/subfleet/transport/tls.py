@@ -12,7 +12,7 @@ def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
 
     Raises:
         FileError: a file cannot be read.
-        ConfigError: a file does not hold what it should, or the key is not the certificate's, or asks for a passphrase.
+        ConfigError: a file has the wrong content, the key is not the certificate's, or it needs a passphrase.
     """
     for path in (files.ca, files.certificate, files.key):
         _check_readable(path)
@@ -29,7 +29,7 @@ def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
 def _present(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     key_file = key or certificate
 
-    def passphrase() -> str:  # without it OpenSSL would ask on the terminal, and wait
+    def passphrase() -> str:  # without it OpenSSL would prompt on the terminal
         raise ConfigError(f"the key in {key_file} is locked with a passphrase; give --key one without")
 
     try:

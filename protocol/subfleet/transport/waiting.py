@@ -1,4 +1,4 @@
-"""A transport that waits for a broker which is not there yet."""
+"""A transport that waits for a broker that is not reachable yet."""
 
 import logging
 import time
@@ -10,18 +10,18 @@ from subfleet.transport.base import Event, Transport, Will
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-_SLICE_S = 0.2  # how late a request to stop may be heard
+_SLICE_S = 0.2  # the longest delay of a stop
 
 
 class WaitingTransport:
     """Opens another transport again and again, with growing pauses, until its broker can be reached.
 
-    A broker that refuses the client or cannot be trusted is not waited for, as only a correction helps.
+    It does not wait for a broker that refuses the client or cannot be trusted, as only a correction helps.
 
     Args:
-        inner: what carries the messages.
+        inner: the transport that carries the messages.
         stopped: called during the pauses; `open` returns without a link if it returns True.
-        sleep: takes seconds.
+        sleep: sleeps for a number of seconds.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ replayed from its beginning, so that a run that is continued proposes the same p
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -24,6 +24,7 @@ _CUMULATIVE = 0.95
 """The fraction of random paths that the tiers below the highest divide among them."""
 _DRAWS = 100_000
 _MOST_ASKS, _MOST_DRAWS = 50, 20_000
+_DRAWN_TOGETHER = 256  # a call of NumPy's takes longer than what it draws
 """How often offspring are requested if earlier ones are known or of other tiers, and how many paths are drawn instead
 before the search ends."""
 
@@ -169,7 +170,12 @@ def propose_paths(
     if len(scored) >= settings.evaluations or reached:
         return ()
     evolution = _Evolution(
-        settings=settings, choices=choices, count_macs=count_macs, tier=tier, seed=seed, rng=np.random.default_rng(seed)
+        settings=settings,
+        choices=choices,
+        count_macs=count_macs,
+        tier=tier,
+        seed=seed,
+        draws=_draw_indices([len(operators) for operators in choices], seed),
     )
     scores, replayed = dict(scored), 0
     while True:
@@ -201,8 +207,8 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
 class _Evolution:
     """One search, which proposes paths and takes their scores in turn.
 
-    For pymoo a path is the index of each choice's operator. Paths of other tiers are never proposed, so no member of a
-    population violates its constraint.
+    For pymoo a path is the index of each choice's operator. Paths of other tiers (`outside`) are never proposed, so no
+    member of a population violates its constraint.
     """
 
     settings: EvolutionSettings
@@ -210,14 +216,14 @@ class _Evolution:
     count_macs: Callable[[Path], int]
     tier: Tier
     seed: int
-    rng: np.random.Generator
+    draws: Iterator[list[int]]
     known: set[Path] = field(default_factory=set)
+    outside: set[Path] = field(default_factory=set)
     algorithm: Any = None
 
     def ask(self, most: int) -> tuple[Path, ...]:
         """Up to so many paths of the tier that were not proposed before."""
         new: dict[Path, None] = {}
-        counts = [len(operators) for operators in self.choices]
         count = min(most, self.settings.offspring if self.algorithm else self.settings.population)
         for _ in range(_MOST_ASKS if self.algorithm else 0):
             for member in self.algorithm.ask():
@@ -227,7 +233,7 @@ class _Evolution:
         for _ in range(_MOST_DRAWS):
             if len(new) >= count:
                 break
-            self._add(self.rng.integers(counts), new)
+            self._add(next(self.draws), new)
         paths = tuple(new)[:count]
         self.known.update(paths)
         return paths
@@ -255,8 +261,12 @@ class _Evolution:
 
     def _add(self, indices: Iterable[int], new: dict[Path, None]) -> None:
         path = tuple(operators[index] for operators, index in zip(self.choices, indices, strict=True))
-        if path not in self.known and self.tier.holds(self.count_macs(path)):
+        if path in self.known or path in self.outside:
+            return
+        if self.tier.holds(self.count_macs(path)):
             new[path] = None
+        else:
+            self.outside.add(path)
 
     def _start(self, first: Any) -> Any:
         from pymoo.algorithms.moo.nsga2 import NSGA2
@@ -280,6 +290,13 @@ class _Evolution:
         algorithm.setup(problem, termination=MaximumGenerationTermination(10**9), seed=self.seed)
         algorithm.ask()
         return algorithm
+
+
+def _draw_indices(counts: Sequence[int], seed: int) -> Iterator[list[int]]:
+    """The index of an operator for each choice, drawn again and again."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.integers(counts, size=(_DRAWN_TOGETHER, len(counts))).tolist()
 
 
 def _build_mutation(probability: float) -> Any:
