@@ -59,7 +59,7 @@ def is_largest(context: AssignmentContext, method: DynamicSelection = CORRECTED)
     return choose(context, method).architecture.architecture_id == LARGEST.architecture.architecture_id
 
 
-def test_without_plans_a_little_of_the_budget_is_kept_back() -> None:
+def test_without_plans_a_margin_of_the_budget_is_kept() -> None:
     estimate = LARGEST.training_memory_bytes["onnx"]
     assert not is_largest(assignment_context(estimate, {}))
     assert is_largest(assignment_context(estimate, {}), replace(CORRECTED, estimates="estimated"))
@@ -67,7 +67,7 @@ def test_without_plans_a_little_of_the_budget_is_kept_back() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
-def test_plans_move_what_is_given(factor: float) -> None:
+def test_plans_correct_the_size_that_is_chosen(factor: float) -> None:
     written = plan_sizes(factor, *PLAN.first.candidates[:4])
     estimate = LARGEST.training_memory_bytes["onnx"]
     assert is_largest(assignment_context(int(1.01 * factor * estimate), written))
@@ -75,7 +75,7 @@ def test_plans_move_what_is_given(factor: float) -> None:
     assert smaller.training_memory_bytes["onnx"] < estimate
 
 
-def test_one_plan_far_above_its_estimate_does_not_make_all_dear() -> None:
+def test_one_plan_far_above_its_estimate_raises_no_other_estimate() -> None:
     products = itertools.product(*([Prefix(size=size) for size in (4, 8)] for _ in WIDTHS))
     architectures = (Architecture(axes=tuple(zip(WIDTHS, prefixes, strict=True))) for prefixes in products)
     outlier, *rest = (PLAN.first.estimate(architecture) for architecture in architectures)
@@ -84,7 +84,7 @@ def test_one_plan_far_above_its_estimate_does_not_make_all_dear() -> None:
     assert is_largest(assignment_context(int(1.01 * LARGEST.training_memory_bytes["onnx"]), written))
 
 
-def test_of_few_plans_the_dearest_counts() -> None:
+def test_with_few_plans_the_most_expensive_one_counts() -> None:
     first, second, *_ = PLAN.first.candidates
     written = {**plan_sizes(1.0, first), **plan_sizes(1.25, second)}
     estimate = LARGEST.training_memory_bytes["onnx"]
@@ -119,7 +119,7 @@ def test_plans_of_a_target_that_has_no_estimates_correct_nothing() -> None:
     assert is_largest(assignment_context(int(1.04 * LARGEST.training_memory_bytes["onnx"]), unknown))
 
 
-def test_the_answer_does_not_depend_on_the_order_in_which_plans_came() -> None:
+def test_the_choice_does_not_depend_on_the_order_of_plans() -> None:
     written = {**plan_sizes(1.2, *PLAN.first.candidates[:2]), **plan_sizes(0.9, *PLAN.first.candidates[2:4])}
     reordered = dict(reversed(written.items()))
     budget_bytes = int(0.9 * LARGEST.training_memory_bytes["onnx"])

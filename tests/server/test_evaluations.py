@@ -130,14 +130,16 @@ ERRORS = MetricSums(
         (Evaluations(every=1), (1, 2, 3)),
     ],
 )
-def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Evaluations, due: tuple[int, ...]) -> None:
+def test_an_evaluation_is_due_at_its_interval_and_after_the_last_round(
+    evaluation: Evaluations, due: tuple[int, ...]
+) -> None:
     assert tuple(number for number in (1, 2, 3) if evaluation.is_due(number, 3)) == due
     context = context_of(evaluation=evaluation, rounds=3)
     state, _ = aggregate_rounds(context, dict.fromkeys(CLIENTS, HELD_OUT))
     assert (state.phase == "evaluate") == (1 in due)
 
 
-def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
+def test_only_online_clients_with_held_out_data_are_asked() -> None:
     state, actions = start_evaluation(ada=HELD_OUT, cyd=HELD_OUT)
     assert state.phase == "evaluate"
     assert [request.participant.client_id for request in select_requests(EvaluationRequest, actions)] == ["ada", "cyd"]
@@ -145,7 +147,7 @@ def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
     assert (nobody.phase, select_requests(EvaluationRequest, actions)) == ("measure", [])
 
 
-def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() -> None:
+def test_a_task_has_the_submodel_that_the_client_would_be_deployed() -> None:
     state = send_tasks()
     for name, client in state.clients.items():
         evaluation = task(state, name)
@@ -221,7 +223,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
         ({"task_id": "run/r1/ada/7"}, "is not the last one that ada was given"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_impossible_answers_are_refused(changes: dict[str, Any], reason: str) -> None:
     state = send_tasks()
     after, actions = answer(CONTEXT, state, "ada", **changes)
     acks = [action.ack for action in actions if hasattr(action, "ack")]
@@ -229,7 +231,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None
     assert after.clients == state.clients
 
 
-def test_classes_are_counted_where_that_was_asked() -> None:
+def test_classes_are_counted_on_request() -> None:
     context = context_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
     state = send_tasks(context)
     work = task(state, "ada").work
@@ -248,7 +250,7 @@ def test_classes_are_counted_where_that_was_asked() -> None:
     assert client.evaluated.class_correct == (1, 1, 1)
 
 
-def test_an_update_is_no_answer_to_an_evaluation_and_the_other_way_round() -> None:
+def test_an_update_is_no_answer_to_an_evaluation() -> None:
     state = send_tasks()
     _, actions = step(CONTEXT, state, update(CONTEXT, state, "ada"), 7.0)
     assert [action.ack.status for action in actions if hasattr(action, "ack")] == ["refused"]
@@ -257,7 +259,7 @@ def test_an_update_is_no_answer_to_an_evaluation_and_the_other_way_round() -> No
 # --- failures -----------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains() -> None:
+def test_a_refusal_ends_the_client_and_leaves_its_training_program_fit() -> None:
     state = send_tasks()
     refusal = Refusal(
         task_id=task(state, "ada").task_id,
@@ -272,7 +274,7 @@ def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains()
     assert state.unfit == {}
 
 
-def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
+def test_a_client_is_skipped_if_its_program_cannot_be_made_or_does_not_fit() -> None:
     state, actions = start_evaluation()
     ada, bob, cyd = select_requests(EvaluationRequest, actions)
     state, _ = step(CONTEXT, state, RequestFailed(request=ada, reason="export failed: no"), 6.0)
@@ -286,7 +288,7 @@ def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     }
 
 
-def test_what_fails_late_of_the_round_before_takes_nobodys_client() -> None:
+def test_a_late_failure_of_the_round_before_changes_no_client() -> None:
     """A training program fails when its client already has to evaluate."""
     state, _ = start_evaluation()
     client = state.clients["ada"].participant
@@ -314,7 +316,7 @@ def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> No
     assert list_statuses(actions)["cyd"] == "missing: the evaluation closed at its quorum"
 
 
-def test_whoever_starts_anew_is_sent_its_task_again() -> None:
+def test_a_restarted_client_is_sent_its_task_again() -> None:
     state = send_tasks()
     anew = Presence(client_id="ada", session_id="ada-2", online=True)
     _, actions = step(CONTEXT, state, anew, 7.0)
@@ -324,7 +326,7 @@ def test_whoever_starts_anew_is_sent_its_task_again() -> None:
 # --- the journal --------------------------------------------------------------------------------------------------
 
 
-def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) -> None:
+def test_the_journal_keeps_open_and_finished_evaluations(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
     journal = Journal(engine, run_id)
@@ -356,7 +358,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(3, marks=pytest.mark.long)])
-def test_a_server_that_is_killed_anywhere_comes_to_the_same(kills: int, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_anywhere_has_the_same_results(kills: int, tmp_path: Path) -> None:
     def evaluate(weights: Mapping[str, Any], evaluation_task: Task) -> tuple[float, float]:
         return float(sum(np.abs(array).sum() for array in weights.values())), 0.5
 

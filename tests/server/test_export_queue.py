@@ -133,7 +133,7 @@ def indices_of(context: RunContext, queue: list[SizedProgram] | tuple[SizedProgr
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, [3]), (2, [3, 1]), (4, [3, 1])])
-def test_a_round_begins_so_many_programs_and_those_first_that_most_want(limit: int, expected: list[int]) -> None:
+def test_a_round_begins_a_limited_number_of_programs_the_most_requested_first(limit: int, expected: list[int]) -> None:
     context = context_requesting(RequestedPrograms(ada=1, bob=3, cyd=3), exports_per_round=limit)
     state, exports = assign_all(context, measuring(context))
     assert indices_of(context, exports) == indices_of(context, state.queue) == expected
@@ -142,7 +142,7 @@ def test_a_round_begins_so_many_programs_and_those_first_that_most_want(limit: i
     }
 
 
-def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
+def test_a_size_is_requested_and_written_for_each_runtime() -> None:
     requested_programs = RequestedPrograms(ada=2, bob=2, cyd=2)
     context = context_requesting(requested_programs, exports_per_round=1)
     state = measuring(context)
@@ -182,7 +182,7 @@ def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
     assert request_program(state.clients["ada"]) is None
 
 
-def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() -> None:
+def test_a_written_program_is_not_written_again_even_on_request() -> None:
     context = context_requesting(RequestedPrograms(content=False, ada=2))
     state, begun = assign_all(context, measuring(context))
     state, _ = aggregate(context, write_queue(context, train_all(context, state)[0]))
@@ -229,7 +229,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     }
 
 
-def test_what_was_never_queued_is_not_taken_for_written() -> None:
+def test_a_program_that_was_never_queued_does_not_count_as_written() -> None:
     context = context_requesting(RequestedPrograms(ada=2))
     state, (queued,) = assign_all(context, measuring(context))
     stray = replace(queued, target="executorch")
@@ -307,13 +307,13 @@ def _assign(context: RunContext, state: RunState, budgets: Mapping[str, int]) ->
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
-"""Between the sizes of the uniform space, and above the largest."""
+"""Budgets between the sizes of the uniform space, and one above the largest."""
 
 
 def _run_first_round(context: RunContext) -> RunState:
     """The first round of a search, until all updates are stored."""
     state, exports = _assign(context, measuring(context), BUDGETS)
-    assert exports, "what fits best has no program yet"
+    assert exports, "the best size that fits has no program yet"
     return train_all(context, state)[0]
 
 
@@ -330,7 +330,7 @@ def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> No
         assert f"onnx/{client.size.architecture_id}" not in unwritable
 
 
-def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -> None:
+def test_a_search_gets_its_requested_programs_one_round_later_as_recorded() -> None:
     context = context_of(method=SEARCH)
     state = _run_first_round(context)
     requested = {
@@ -364,7 +364,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
 
 
 @pytest.mark.parametrize("phase", ["train", "aggregate"])
-def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
+def test_a_restarted_server_continues_the_queue(phase: str) -> None:
     context = context_requesting(RequestedPrograms(ada=1, bob=2), quorum=1.0 if phase == "train" else 0.9)
     state, exports = assign_all(context, measuring(context))
     state, _ = train_all(context, state)
@@ -377,7 +377,7 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alike(tmp_path: Path) -> None:
+def test_the_journal_restores_pool_plans_and_queue_and_the_search_continues_alike(tmp_path: Path) -> None:
     context = context_of(method=SEARCH, exports_per_round=2, quorum=0.9)
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
@@ -389,11 +389,11 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     journal.save(RunState(), state)
     loaded = Journal(open_database(tmp_path), run_id).load(9.0)
     assert (loaded.pool, loaded.queue, dict(loaded.written)) == (state.pool, state.queue, dict(state.written))
-    there, back = (
+    uninterrupted, resumed = (
         _assign(fresh, aggregate(fresh, replace(run, live=replace(run.live, members=state.live.members)))[0], BUDGETS)
         for fresh, run in ((context, state), (context_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
     )
-    assert [(client.size, request_program(client)) for client in there[0].clients.values()] == [
-        (client.size, request_program(client)) for client in back[0].clients.values()
+    assert [(client.size, request_program(client)) for client in uninterrupted[0].clients.values()] == [
+        (client.size, request_program(client)) for client in resumed[0].clients.values()
     ]
-    assert (there[1], there[0].pool) == (back[1], back[0].pool)
+    assert (uninterrupted[1], uninterrupted[0].pool) == (resumed[1], resumed[0].pool)

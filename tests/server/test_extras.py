@@ -42,7 +42,7 @@ from subfleet.testing.rounds import with_steps
 
 @pytest.mark.parametrize("method", [None, Oort()])
 @pytest.mark.parametrize("drawn_count", [1, 2])
-def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, drawn_count: int) -> None:
+def test_extras_are_asked_beside_the_selected_clients(method: Oort | None, drawn_count: int) -> None:
     settings = {} if method is None else {"method": method}
     context = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=drawn_count, **settings)
     state = measuring(context)
@@ -140,7 +140,7 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
         )
 
 
-def test_telemetry_makes_up_for_what_was_missed() -> None:
+def test_telemetry_resets_the_misses() -> None:
     state = with_record(measuring(CONTEXT), "cyd", "telemetry", after_misses(2))
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 3.0)
     assert get_punctuality(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))

@@ -118,13 +118,13 @@ def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
     assert (info.round, info.attempt, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
 
 
-def test_nobody_with_room_for_anything_is_no_round_either() -> None:
+def test_a_round_is_attempted_again_if_no_submodel_fits_any_client() -> None:
     state = starve_all(LIVE, measuring(LIVE), 2.0)
     assert (state.phase, state.round, state.aggregated_round, state.attempt) == ("waiting", 1, 0, 1)
     assert state.failed_attempts.waits_for.startswith("ada, bob, cyd skipped: no submodel fits: the smallest needs")
 
 
-def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_a_sentence() -> None:
+def test_pauses_double_up_to_a_maximum_and_the_run_fails_at_its_deadline() -> None:
     context = context_of(clock=None, deadlines=Deadlines(attempts_s=40.0, pause_s=2.0, longest_pause_s=9.0))
     state, pauses = measuring(context), []
     while state.phase != "failed":
@@ -154,7 +154,7 @@ def test_the_deadline_of_the_next_round_begins_anew() -> None:
 
 
 def aggregate_round(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """Everybody trains, and the round is closed."""
+    """All clients train, and the round closes."""
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
@@ -171,7 +171,7 @@ def aggregate_round(context: RunContext, state: RunState, now_s: float) -> RunSt
     return step(context, state, event, now_s)[0]
 
 
-def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
+def test_each_attempt_and_later_round_reads_replayed_logs_one_step_later() -> None:
     state = starve_all(LOGS, starve_all(LOGS, measuring(LOGS), 2.0), 2.0)
     info = build_round_info(LOGS, state, 2.0)
     assert info is not None
@@ -192,7 +192,7 @@ def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
     assert "for 35 s, in 4 attempts" in state.failure
 
 
-def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
+def test_attempts_pause_under_a_logical_clock_if_logs_are_not_the_cause() -> None:
     state = refuse_all(LOGS, measure_again(LOGS, measuring(LOGS), 2.0), 3.0)
     assert (state.phase, state.live.attempt_times.pause_s) == ("waiting", 1.0)
 
@@ -203,7 +203,7 @@ def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
     assert (state.phase, state.live.attempt_times.pause_s) == ("waiting", 1.0)
 
 
-def test_answers_to_an_earlier_try_do_not_count() -> None:
+def test_answers_to_an_earlier_attempt_do_not_count() -> None:
     state = training(LIVE)
     late, old = update(LIVE, state, "ada"), refusal(LIVE, state, "bob")
     state, _ = step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)
@@ -226,7 +226,7 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
     assert {client.stage for client in state.clients.values()} == {"out"}
 
 
-def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_try() -> None:
+def test_a_program_that_could_not_be_written_is_not_requested_in_the_next_attempt() -> None:
     state = measure_again(LIVE, measuring(LIVE), 2.0)
     first = size_of(state.clients["ada"])
     for name in CLIENTS:
@@ -236,14 +236,14 @@ def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_
     assert {size_of(client) for client in state.clients.values()} == {LIVE.space[-2].architecture_id} != {first}
 
 
-def test_another_try_draws_other_clients() -> None:
+def test_another_attempt_draws_other_clients() -> None:
     names = [f"c{number}" for number in range(40)]
     draws = {draw(names, 3, seed=1, round_number=2, attempt=attempt) for attempt in range(4)}
     assert len(draws) == 4
     assert draw(names, 3, seed=1, round_number=2) == draw(names, 3, seed=1, round_number=2, attempt=0)
 
 
-def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
+def test_missing_clients_are_described_briefly_the_most_frequent_reason_first() -> None:
     reasons = {f"c{number}": f"reason {number % 7} " + "x" * 500 for number in range(9)}
     clients = {
         name: ClientState(client_id=name, device="d", stage="skipped", reason=reason)
@@ -260,7 +260,7 @@ def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
 
 
 @pytest.mark.slow
-def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: Path) -> None:
+def test_the_journal_keeps_the_attempts_and_forgets_their_answers(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
 
@@ -307,7 +307,7 @@ def finish(world: World) -> World:
 
 
 @pytest.mark.slow
-def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Path) -> None:
+def test_no_round_is_used_up_while_memory_is_short(tmp_path: Path) -> None:
     world = finish(World(tmp_path, config(rounds=2, deploy_targets=()), short_until(120.0)))
     result = world.server.result()
     assert result.finished
@@ -326,7 +326,7 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_killed_and_taken_up_in_its_tries_a_run_ends_with_the_same_bits(tmp_path: Path, seed: int) -> None:
+def test_a_run_that_is_killed_between_attempts_ends_with_the_same_bits(tmp_path: Path, seed: int) -> None:
     calm = finish(World(tmp_path / "calm", config(deploy_targets=()), short_until(60.0)))
     world = World(tmp_path / "hurt", config(deploy_targets=()), short_until(60.0), order=seed)
     generator, kills = random.Random(seed), 0
@@ -349,7 +349,7 @@ def test_killed_and_taken_up_in_its_tries_a_run_ends_with_the_same_bits(tmp_path
 
 
 @pytest.mark.slow
-def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path: Path) -> None:
+def test_a_live_run_waits_for_memory_and_reports_it(tmp_path: Path) -> None:
     from subfleet.reporting.api import HttpAddress, serve_http
 
     world = World(tmp_path, config(clock=None, rounds=1, deploy_targets=()), fleet())

@@ -122,7 +122,7 @@ def _too_few(answer: Evaluated) -> Evaluated:
         (lambda answer: replace(answer, sample_count=11), "11 samples were evaluated, but the client's profile has 10"),
     ],
 )
-def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
+def test_scores_are_trusted_no_further_than_known_counts(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
     state, actions = open_scoring()
     state = send_scoring_tasks(state, actions, BY_DEVICES, 6.0)
     name = min(state.clients)
@@ -133,7 +133,7 @@ def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Eval
 
 
 @pytest.mark.parametrize("central", [False, True])
-def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> None:
+def test_a_device_that_refuses_or_is_silent_delays_no_other(central: bool) -> None:
     context = context_with(SCORING, deadlines=Deadlines(evaluate_s=50.0))
     state, actions = open_scoring(context, central=central)
     state = send_scoring_tasks(state, actions, context, 6.0)
@@ -187,8 +187,8 @@ def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
     assert [lineage.id for lineage in state.lineages] == ["", "t1"]
 
 
-def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
-    """A target that cannot write an operator has no link with it."""
+def test_a_device_does_not_score_operators_that_its_runtime_lacks() -> None:
+    """A target that cannot write an operator has no link for it."""
     state, actions = open_scoring()
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
     request = select_requests(EvaluationRequest, actions)[0]
@@ -206,7 +206,7 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
     )
 
 
-def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadlines_and_says_so() -> None:
+def test_a_search_without_held_out_samples_fails_at_its_deadlines() -> None:
     state, actions = open_scoring(held_out=0, central=False)
     now_s = 6.0
     while state.phase == "search":
@@ -220,7 +220,7 @@ def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadlines_and_say
     assert state.failure.endswith(NOBODY)
 
 
-def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_names(tmp_path: Path) -> None:
+def test_a_restarted_server_has_the_generation_scored_in_new_tasks(tmp_path: Path) -> None:
     journal = journal_in(tmp_path, BY_DEVICES)
     state, actions = supernet_round(BY_DEVICES)
     journal.save(RunState(), state)

@@ -38,7 +38,7 @@ SMALL = ("model.widths=[64]", "model.depths=[1]")
 
 
 def summarise(folder: Path, accuracy: float) -> None:
-    """Write as much of a summary as is read of one here."""
+    """Write the part of a summary that is read here."""
     summary = {"accuracy": accuracy, "headline": "accuracy", "metrics": {"accuracy": accuracy}}
     (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
 
@@ -75,7 +75,7 @@ def borrow(**settings: Any) -> Run:
     return read_run("quickstart", ("model.learnable_steps=true", *texts))
 
 
-def test_the_networks_of_a_run_come_by_their_sizes(grown: Path) -> None:
+def test_the_networks_of_a_run_are_ordered_by_size(grown: Path) -> None:
     networks = read_networks(grown / "grown")
     assert [network.lineage.id for network in networks] == ["", "m2", "m1"]
     assert [network.name for network in networks] == ["first", "m2", "m1"]
@@ -89,17 +89,17 @@ def test_the_networks_of_a_run_come_by_their_sizes(grown: Path) -> None:
 @pytest.mark.parametrize(
     ("network", "width"), [("largest", 256), ("middle", 128), ("smallest", 64), ("m1", 256), ("first", 64)]
 )
-def test_a_run_is_what_it_is_with_that_model_written_out(grown: Path, network: str, width: int) -> None:
+def test_a_taken_model_equals_one_that_is_written_out(grown: Path, network: str, width: int) -> None:
     run = resolve_model(borrow(run="grown", network=network), grown)
     written = read_run("quickstart", (f"model.widths=[{width}]", "model.depths=[1]"))
     assert run == written
     assert run.fingerprint() == written.fingerprint()
 
 
-def test_a_path_with_a_slash_is_one_and_a_name_is_beside_the_runs(grown: Path) -> None:
-    there = resolve_model(borrow(run=str(grown / "grown")), Path("elsewhere"))
-    assert there == resolve_model(borrow(run="grown"), grown)
-    assert resolve_model(there, Path("elsewhere")) is there, "which has its model"
+def test_a_value_with_a_slash_is_a_path_and_any_other_is_a_run_name(grown: Path) -> None:
+    resolved = resolve_model(borrow(run=str(grown / "grown")), Path("elsewhere"))
+    assert resolved == resolve_model(borrow(run="grown"), grown)
+    assert resolve_model(resolved, Path("elsewhere")) is resolved, "its model is resolved"
 
 
 def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_not_taken(grown: Path, table: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_a_missing_source_is_refused(grown: Path, table: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         resolve_model(borrow(**table), grown)
 
@@ -132,7 +132,7 @@ def test_nothing_is_taken_from_a_run_that_goes_on_or_whose_model_is_damaged(grow
         resolve_model(borrow(run="grown"), grown)
 
 
-def test_a_model_that_the_run_refuses_is_told_with_where_it_comes_from(grown: Path) -> None:
+def test_the_error_of_an_unusable_model_names_its_source(grown: Path) -> None:
     run = read_run("quickstart", ("model_of.run=grown", "data.classes=" + json.dumps(list("abcdefghij"))))
     description = read_description(grown / "grown")
     (grown / "grown" / "run.json").unlink()
@@ -141,7 +141,7 @@ def test_a_model_that_the_run_refuses_is_told_with_where_it_comes_from(grown: Pa
         resolve_model(replace(run, model_of=replace(run.model_of, network="first")), grown)  # type: ignore[type-var]
 
 
-def test_weights_take_part_in_what_a_run_is_and_the_place_of_their_file_does_not(grown: Path) -> None:
+def test_a_fingerprint_has_the_first_weights_but_not_the_path_of_their_file(grown: Path) -> None:
     drawn = resolve_model(borrow(run="grown", network="m1"), grown)
     run = resolve_model(borrow(run="grown", network="m1", weights=True), grown)
     content = (grown / "grown" / MODEL).read_bytes()
@@ -184,7 +184,7 @@ def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
         ({"network": "m9"}, ConfigError, "has no network 'm9'"),
     ],
 )
-def test_weights_that_are_others_begin_nothing(
+def test_weights_of_another_file_or_network_are_refused(
     grown: Path, change: dict[str, str], error: type[Exception], words: str
 ) -> None:
     run = resolve_model(borrow(run="grown", network="m2", weights=True), grown)
@@ -202,7 +202,7 @@ def test_weights_that_are_others_begin_nothing(
         (("model_of.run=a", "model_of.weight=true"), "did you mean 'weights'"),
     ],
 )
-def test_what_contradicts_itself_is_one_sentence(overrides: tuple[str, ...], words: str) -> None:
+def test_contradictory_settings_are_one_error(overrides: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_run("quickstart", overrides)
     assert read_run("quickstart", ("first_weights.file=a", "first_weights.sha256=b")).first_weights == FirstWeights(
@@ -238,7 +238,7 @@ name = "fast"
 """
 
 
-def test_an_entry_takes_the_model_of_another_with_all_else_alike_and_comes_behind_it(tmp_path: Path) -> None:
+def test_an_entry_takes_the_model_of_its_counterpart_and_comes_after_it(tmp_path: Path) -> None:
     path = tmp_path / "game.toml"
     path.write_text(SWEEP, encoding="utf-8")
     runs = read_runs(path)
@@ -307,7 +307,7 @@ class RecordingDisplay:
         self.messages.append(text)
 
 
-def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_again(grown: Path) -> None:
+def test_a_finished_sweep_takes_the_same_models_and_runs_nothing_again(grown: Path) -> None:
     path = grown / "game.toml"
     path.write_text(GAME, encoding="utf-8")
     runs = read_runs(path)
@@ -381,7 +381,7 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
 
 
 @pytest.mark.slow
-def test_a_run_that_trained_a_submodel_alone_says_so_and_whose_weights_are_taken_knows_it(grown: Path) -> None:
+def test_a_run_of_a_submodel_is_listed_as_one_and_passes_on_its_untrained_elements(grown: Path) -> None:
     part = grown / "part"
     part.mkdir()
     run = read_run("quickstart", SMALL)

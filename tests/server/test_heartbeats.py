@@ -29,7 +29,7 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     for change in changes:
         before, known_before = persistent, dict(known)
         persistent, known = persistent.with_items(change), {**known, **change}
-        assert before == known_before, "nothing changes a map that is there"
+        assert before == known_before, "nothing changes an existing map"
         assert set(persistent.find_changed(before)) == {
             key for key in known if key not in known_before or known[key] is not known_before[key]
         }
@@ -75,16 +75,23 @@ def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
             if branch is not old
         ]
         assert len(own) <= 1
-        assert sum(leaf is not old for branch in own for leaf, old in zip(branch, _old(state, after), strict=True)) <= 1
+        assert (
+            sum(
+                leaf is not old
+                for branch in own
+                for leaf, old in zip(branch, _find_old_branch(state, after), strict=True)
+            )
+            <= 1
+        )
         assert after.clients is state.clients
 
 
-def _old(state: RunState, after: RunState) -> tuple[object, ...]:
+def _find_old_branch(state: RunState, after: RunState) -> tuple[object, ...]:
     pairs = zip(after.live.members.root, state.live.members.root, strict=True)
     return next(old for branch, old in pairs if branch is not old)
 
 
-def test_whose_word_moves_the_run_moves_it_at_once() -> None:
+def test_a_message_that_advances_the_run_advances_it_at_once() -> None:
     """A client that returns, restarts, is heard again after its lease, or says goodbye."""
     context = context_of(min_clients=3, deadlines=PLAN_DEADLINES)
     state = fleet_of(context, 2)

@@ -79,12 +79,12 @@ def _telemetry(run_id: str) -> Telemetry:
 
 
 def change_updates(**changes: Any) -> Callable[[Message], Message]:
-    """A change of what a device sends: its updates have other fields."""
+    """A filter for a device's messages: its updates have other fields."""
     return lambda message: replace(message, **changes) if isinstance(message, Update) else message
 
 
 def keep_heartbeats(message: Message) -> Message | None:
-    """A change of what a device sends: heartbeats and profiles alone."""
+    """A filter for a device's messages: only heartbeats and profiles are sent."""
     return message if isinstance(message, Presence | Profile) else None
 
 
@@ -114,7 +114,7 @@ def test_an_id_that_no_ack_could_carry_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path) -> None:
+def test_half_a_character_is_dropped_before_the_journal(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     profile: Profile = replace(world.devices["ada"].profile(), client_id="eve")
     payload = encode(profile).replace(b'"fake"', b'"\\ud800"')
@@ -143,7 +143,7 @@ def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tmp_path: Path) -> None:
+def test_claimed_samples_are_bounded_as_the_table_shows(tmp_path: Path) -> None:
     devices = {**fleet(), "eve": Behaviour(sample_count=10)}
     world = World(tmp_path / "lying", config(rounds=1, deploy_targets=()), {**devices, "eve": Behaviour()})
     world.devices["eve"].behaviour.says = change_updates(sample_count=SAMPLES)
@@ -161,7 +161,7 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [3.4e38, -3.4e38])
 @pytest.mark.parametrize("method", [FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0), Oort()])
-def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_path: Path) -> None:
+def test_a_loss_of_any_size_ends_no_run(method: AnyMethod, loss: float, tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=3, deploy_targets=(), method=method), {**fleet(), "eve": Behaviour()})
     world.devices["eve"].behaviour.says = change_updates(loss=loss)
     world.run(until=lambda: world.server.state.aggregated_round == 2)
@@ -171,7 +171,7 @@ def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_profile_of_all_the_samples_there_may_be_has_half_a_round(tmp_path: Path) -> None:
+def test_a_profile_with_the_most_samples_counts_for_half_a_round(tmp_path: Path) -> None:
     devices = {**fleet(), "eve": Behaviour(sample_count=SAMPLES)}
     world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
     world.run()
@@ -258,7 +258,7 @@ def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_left_of_uploads_goes_when_no_task_is_open(tmp_path: Path) -> None:
+def test_partial_uploads_of_a_killed_server_are_deleted_when_no_task_is_open(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     world.kill_server()
     assert _has_partial(world), "devices go on with uploads to open tasks"
@@ -272,7 +272,7 @@ def test_what_a_killed_server_left_of_uploads_goes_when_no_task_is_open(tmp_path
 
 
 @pytest.mark.slow
-def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path: Path) -> None:
+def test_clients_that_never_answer_do_not_block_a_run(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=50, measure_s=10, lease_s=1e4, linger_s=0)
     world = World(tmp_path, config(deadlines=deadlines), fleet())
     for device in world.devices.values():
@@ -285,7 +285,7 @@ def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyError("conv"), MemoryError(), ValueError("a shape")], ids=repr)
-def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run(
+def test_failing_work_beside_the_loop_ends_its_request_and_not_the_run(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any exception, in the aggregation of one member's update or in the check of an update."""
@@ -315,7 +315,7 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
 
 
 @pytest.mark.slow
-def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
+def test_a_failed_choice_of_networks_ends_an_attempt_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = [RuntimeError("not today")]

@@ -152,7 +152,7 @@ class WithEve(Fleet):
 
     @rule(data=st.data())
     def eve_takes_part(self, data: st.DataObject) -> None:
-        """Up to answers that are counted."""
+        """Take part until her answers are counted."""
         self.eve_comes_or_goes(data, 1, online=True)
         self.eve_describes_herself(data, 0)
         self.everyone_is_there()
@@ -163,7 +163,7 @@ class WithEve(Fleet):
                 self.hear(data, answer(self, task))
 
     def presence(self, name: str, life: int, online: bool) -> None:
-        """The others stay: this is no rule here."""
+        """Not a rule here: the others stay."""
         Fleet.presence(self, name, life, online)
 
     def telemetry(self, name: str, memory: int, back: int) -> None:
@@ -240,8 +240,8 @@ def test_any_other_number_ends_no_run(name: str) -> None:
 
 def _send_numbers(name: str, numbers: Iterable[float]) -> None:
     """In one kind of message at a time: a member with an odd link may get no task that an odd pace could affect."""
-    for number, odd in itertools.product(numbers, ("profile", "telemetry", "answer")):
-        _take_part(name, lambda kind, message: [with_number(message, number) if kind == odd else message])  # noqa: B023
+    for number, distorted_kind in itertools.product(numbers, ("profile", "telemetry", "answer")):
+        _take_part(name, lambda kind, message: [with_number(message, number) if kind == distorted_kind else message])  # noqa: B023
 
 
 @pytest.mark.parametrize(

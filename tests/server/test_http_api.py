@@ -42,7 +42,7 @@ def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: http
     assert {row["client_id"]: row["sample_count"] for row in clients} == {"ada": 7, "bob": 20, "cyd": 33}
 
 
-def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
+def test_absent_clients_are_shown_with_reason_and_time(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from subfleet.reporting.api import HttpAddress, serve_http
@@ -108,7 +108,7 @@ def test_the_page_shows_the_rounds(client: httpx.Client) -> None:
     assert "<script" not in page.text
 
 
-def test_a_taken_port_is_one_sentence_and_the_end_frees_the_port(world: World) -> None:
+def test_a_port_in_use_is_one_error_and_is_freed_at_the_end(world: World) -> None:
     from subfleet.reporting.api import HttpAddress, serve_http
 
     with serve_http(world.folder / "state", HttpAddress(port=0)) as url:

@@ -16,7 +16,7 @@ TOPICS = Topics("main")
 PLAN = context_of()
 
 
-def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
+def _deliver(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
     return Delivery(topic=TOPICS.uplink(client_id, kind), payload=payload)
 
 
@@ -26,16 +26,16 @@ def _no_complaint(sender: str, text: str) -> None:
 
 def test_messages_become_events() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
-    assert read_delivery(TOPICS, _up("presence", encode(presence)), _no_complaint) == ("ada", presence)
+    assert read_delivery(TOPICS, _deliver("presence", encode(presence)), _no_complaint) == ("ada", presence)
     known = profile("ada")
-    assert read_delivery(TOPICS, _up("profile", encode(known)), _no_complaint) == ("ada", known)
-    read = read_delivery(TOPICS, _up("telemetry", encode(telemetry(PLAN, "ada"))), _no_complaint)
+    assert read_delivery(TOPICS, _deliver("profile", encode(known)), _no_complaint) == ("ada", known)
+    read = read_delivery(TOPICS, _deliver("telemetry", encode(telemetry(PLAN, "ada"))), _no_complaint)
     assert read is not None
     assert isinstance(read[1], Telemetry)
     ack = Ack(of="x", status="accepted")
-    assert read_delivery(TOPICS, _up("ack", encode(ack)), _no_complaint) == ("ada", ack)
+    assert read_delivery(TOPICS, _deliver("ack", encode(ack)), _no_complaint) == ("ada", ack)
     chunk = read_delivery(
-        TOPICS, _up("chunk", encode_chunk(Chunk(sha256="0" * 64, offset=0, data=b"x"))), _no_complaint
+        TOPICS, _deliver("chunk", encode_chunk(Chunk(sha256="0" * 64, offset=0, data=b"x"))), _no_complaint
     )
     assert chunk is not None
 
@@ -43,15 +43,15 @@ def test_messages_become_events() -> None:
 @pytest.mark.parametrize(
     "delivery",
     [
-        _up("presence", encode(Presence(client_id="bob", session_id="s", online=True))),
-        _up("profile", encode(Presence(client_id="ada", session_id="s", online=True))),
-        _up("task", b"{}"),
+        _deliver("presence", encode(Presence(client_id="bob", session_id="s", online=True))),
+        _deliver("profile", encode(Presence(client_id="ada", session_id="s", online=True))),
+        _deliver("task", b"{}"),
         Delivery(topic=TOPICS.downlink("ada", "task"), payload=b"{}"),
         Delivery(topic="another/topic", payload=b"{}"),
-        _up("chunk", b"short"),
+        _deliver("chunk", b"short"),
     ],
 )
-def test_what_is_not_valid_is_dropped_with_a_complaint_of_its_sender(delivery: Delivery) -> None:
+def test_an_invalid_message_is_dropped_with_a_complaint_that_names_its_sender(delivery: Delivery) -> None:
     complaints: list[tuple[str, str]] = []
     assert read_delivery(TOPICS, delivery, lambda *complaint: complaints.append(complaint)) is None
     ((sender, text),) = complaints
@@ -59,14 +59,14 @@ def test_what_is_not_valid_is_dropped_with_a_complaint_of_its_sender(delivery: D
     assert text.startswith(f"dropped a message on {delivery.topic}: ")
 
 
-def test_a_cleared_topic_says_nothing() -> None:
-    assert read_delivery(TOPICS, _up("presence", b""), _no_complaint) is None
+def test_a_cleared_topic_is_ignored() -> None:
+    assert read_delivery(TOPICS, _deliver("presence", b""), _no_complaint) is None
 
 
-def test_what_the_broker_had_kept_says_nothing() -> None:
+def test_retained_messages_are_ignored() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
     for kind, payload in (("presence", encode(presence)), ("profile", encode(profile("ada"))), ("presence", b"?")):
-        retained = replace(_up(kind, payload), retained=True)
+        retained = replace(_deliver(kind, payload), retained=True)
         assert read_delivery(TOPICS, retained, _no_complaint) is None
 
 
@@ -74,7 +74,7 @@ def test_what_the_broker_had_kept_says_nothing() -> None:
     st.sampled_from(["presence", "profile", "telemetry", "update", "refusal", "deployed", "chunk", "x"]), st.binary()
 )
 def test_no_bytes_raise(kind: str, payload: bytes) -> None:
-    read_delivery(TOPICS, _up(kind, payload), lambda _sender, _text: None)
+    read_delivery(TOPICS, _deliver(kind, payload), lambda _sender, _text: None)
 
 
 def test_traffic_is_counted_by_client_and_direction() -> None:

@@ -1,4 +1,4 @@
-"""What the journal gives back is what was saved."""
+"""The journal loads what was saved."""
 
 import sqlite3
 from dataclasses import replace
@@ -36,8 +36,8 @@ def _journal(folder: Path) -> Journal:
     return Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
 
 
-def _known(state: RunState, now_s: float) -> RunState:
-    """The part of a state that outlives a server."""
+def _durable_state(state: RunState, now_s: float) -> RunState:
+    """The part of a state that survives its server."""
     members = {name: FleetMember(noted_s=now_s) for name in state.live.members}
     return replace(state, live=LiveState(members=PersistentMap(members), entered_s=now_s, opened_s=now_s))
 
@@ -49,12 +49,12 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     assert before == RunState()
     state = training(PLAN)
     journal.save(before, state)
-    assert _journal(tmp_path).load(9.0) == _known(state, 9.0)
+    assert _journal(tmp_path).load(9.0) == _durable_state(state, 9.0)
     after, _ = step(
         PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
     )
     journal.save(state, after, counted=lambda name: (10, 20) if name == "ada" else (0, 0))
-    assert _journal(tmp_path).load(9.0) == _known(after, 9.0)
+    assert _journal(tmp_path).load(9.0) == _durable_state(after, 9.0)
     assert _journal(tmp_path).load_bytes(after) == {"ada": (10, 20), "bob": (0, 0), "cyd": (0, 0)}
     assert journal.update_digests(since_round=1) == {update(PLAN, state, "ada").blob.sha256}
 
@@ -77,7 +77,7 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     record = build_round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
     journal.save(state, after, close=close, record=record)  # type: ignore[arg-type]
     loaded = _journal(tmp_path).load(9.0)
-    assert loaded == _known(after, 9.0)
+    assert loaded == _durable_state(after, 9.0)
     assert set(loaded.last) == {"ada", "cyd"}
     assert journal.records() == (record,)
     assert [row.status for row in record.clients] == ["aggregated", "refused: too large", "aggregated"]
@@ -85,15 +85,15 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     assert journal.checkpoint_sha256(2) is None
 
 
-def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:
+def test_the_memory_of_a_method_is_saved_in_its_step(tmp_path: Path) -> None:
     first = PyramidFL().roles().memory.initial
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2), first_memory=first)
-    assert journal.load(0.0).memory is None, "nothing was added to what it begins with"
+    assert journal.load(0.0).memory is None, "nothing was added to the initial memory"
     state = training(PLAN)
     memory = replace(first, passes={"ada": 1.0 / 3}, left_out={"bob": 0.1}, oort=replace(first.oort, utilities=(0.1,)))
     journal.save(RunState(), replace(state, memory=memory))
-    assert journal.load(9.0) == _known(replace(state, memory=memory), 9.0)
+    assert journal.load(9.0) == _durable_state(replace(state, memory=memory), 9.0)
 
 
 def test_a_step_that_changes_nothing_durable_writes_nothing(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
     engine.dispose()
 
 
-def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_is_resumed_from_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = _journal(tmp_path)
     after = start = training(PLAN)
     last: dict[str, ClientState] = {}

@@ -25,7 +25,7 @@ from subfleet.settings.sections import Deadlines
 PLAN = context_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 
 
-def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
+def test_a_silent_client_that_never_took_part_is_forgotten() -> None:
     state = join_client(PLAN, RunState(), "eve", 1.0)
     ghost = Presence(client_id="ghost", session_id="s", online=True)
     state, _ = step(PLAN, state, ghost, 1.0)
@@ -39,7 +39,7 @@ def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
     assert step(PLAN, state, Tick(), 150.1)[0].live.members == {}
 
 
-def test_who_is_heard_who_has_a_client_and_who_took_part_stay() -> None:
+def test_clients_that_are_heard_or_have_a_task_or_took_part_stay() -> None:
     state = training(PLAN)
     assigned, _ = step(PLAN, state, Tick(), 500.0)
     assert set(assigned.live.members) == set(CLIENTS)
@@ -50,7 +50,7 @@ def test_who_is_heard_who_has_a_client_and_who_took_part_stay() -> None:
     assert set(later.live.members) == {"ada", "bob"}
 
 
-def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_the_longest_silent_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_STRANGERS", 3)
     context = context_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
     state = RunState()
@@ -106,7 +106,7 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
     assert {row.status for row in world.server.result().rounds[0].clients} == {"aggregated"}
 
 
-def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
+def test_clients_of_the_journal_do_not_count_until_they_are_heard() -> None:
     """The journal names them and a strict run waits for them, but a round needs clients that are online."""
     context = context_of(min_clients=2)
     state, _ = step(context, run_with_members(profile("bob"), profile("cyd")), Tick(), 1.0)

@@ -33,7 +33,7 @@ def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, bud
     assert client.offer.memory_free_bytes == OFFERED_BYTES
 
 
-def test_a_run_is_only_taken_up_with_the_same_limits() -> None:
+def test_a_run_is_resumed_only_with_the_same_limits() -> None:
     plain, limited = context_of().config, context_of(memory_limits=MemoryLimits(every_device="1G")).config
     assert plain.fingerprint() != limited.fingerprint()
 
@@ -56,7 +56,7 @@ clients = { "pi-7" = "150Mi" }
 """
 
 
-def test_a_file_says_the_limits(tmp_path: Path) -> None:
+def test_a_file_sets_the_limits(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(FILE, encoding="utf-8")
     limits = read_run(path).memory_limits

@@ -79,11 +79,11 @@ def test_a_network_appears_with_the_aggregate_and_retires_with_the_next(tmp_path
     plain = aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, clients)
     first = aggregation(draw_state(CONTEXT.network), 1, clients)
     assert first.lineages == (FIRST, wide)
-    assert have_same_bits(first.state.of("").shared, plain.state.shared), "that a network appears moves no other"
+    assert have_same_bits(first.state.of("").shared, plain.state.shared), "a new network changes no other"
     assert have_same_bits(first.aggregated.shared, plain.state.shared)
     second = aggregation(first.state, 2, clients, None, first.lineages)
     assert second.lineages == (replace(FIRST, retired_round=2), wide)
     assert second.state.network_ids == ("wide",)
-    assert second.aggregated.network_ids == ("", "wide"), "a round is evaluated by the networks that it was played with"
+    assert second.aggregated.network_ids == ("", "wide"), "a round is evaluated with the networks that it trained"
     with pytest.raises(ConfigError, match="the model has no network ''"):
         aggregation(second.state, 3, clients, None, second.lineages)

@@ -62,7 +62,7 @@ def play_rounds(*networks: Sequence[str], failed_attempts: Sequence[int] = ()) -
     )
 
 
-def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
+def test_networks_are_recorded_with_their_clients_and_training_cost() -> None:
     rounds = play_rounds(["", ""], ["", "m1", "m1"], ["", "m1"])
     left_out = replace(ROW, client_id="c9", network="m1", status="refused: far from the others")
     rounds = (*rounds[:2], replace(rounds[2], clients=(*rounds[2].clients, left_out)))
@@ -70,7 +70,7 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     assert first.trained == {1: ("c0", "c1"), 2: ("c0",), 3: ("c0",)}
     assert wider.trained == {2: ("c1", "c2"), 3: ("c1",)}
     assert (first.clients, wider.clients, deeper.clients) == (("c0", "c1"), ("c1", "c2"), ())
-    assert wider.training_macs == 4 * ROW.training_macs, "a training whose update is refused has cost as much"
+    assert wider.training_macs == 4 * ROW.training_macs, "a training with a refused update costs as much"
     assert (first.wider, first.deeper, first.list_changes()) == ((), (), [])
     longer = {*CELLS[0].axes}
     assert wider.wider == tuple(cell.name for cell in CELLS if longer & {*cell.axes})
@@ -95,7 +95,7 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
         ((program(WIDER, 3),), (0, 0, 0, 0), 3, 3),  # nothing else was written: its clients have waited for it
     ],
 )
-def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_was_written(
+def test_a_network_is_ready_in_the_round_after_its_program_was_written(
     programs: tuple[WrittenProgram, ...], failed_attempts: Sequence[int], trained: int | None, expected: int | None
 ) -> None:
     rounds = play_rounds(
@@ -105,7 +105,7 @@ def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_wa
     assert wider.ready_round == expected
 
 
-def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
+def test_accuracy_is_the_mean_over_the_clients_of_a_network() -> None:
     rows = [
         EvaluationRow(
             client_id=name,
@@ -128,13 +128,13 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
     assert (deeper.own_mean, deeper.owners) == (None, ())
 
 
-def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:
+def test_a_run_with_one_network_has_one_record() -> None:
     (only,) = build_network_records(CONTEXT, RunState(), play_rounds([""], [""]), ())
     assert (only.lineage, only.name, len(only.trained)) == (FIRST, "the first", 2)
 
 
 @given(st.lists(st.integers(-1, 30), max_size=12))
-def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> None:
+def test_every_network_is_listed_once_after_its_parent(parents: list[int]) -> None:
     networks = [
         NetworkRecord(
             lineage=Lineage(id=f"m{index}", config=CONFIG)
@@ -162,7 +162,7 @@ def test_people_are_told_when_a_network_may_be_trained() -> None:
     assert tuple(describe_readiness(CONTEXT, RunState(), state_of(program(FIRST, 1), lineages=(), run_attempt=1))) == ()
 
 
-def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
+def test_a_replayed_run_has_the_same_records() -> None:
     """A program that is written earlier than before is used no sooner."""
     early = program(WIDER, 2)
     again = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 4}))

@@ -67,7 +67,7 @@ architectures = st.builds(
 
 
 def wider_lineage(network_id: str = "wide") -> Lineage:
-    """A wider and deeper network that computes what the first does."""
+    """A wider and deeper network that computes the same function as the first."""
     wider, first = network_of(WIDER), network_of(CONFIG)
     drawn = Replication.draw(wider, size_in(wider, first), open_stream("tests"))
     sources = tuple(sorted(drawn.sources.items()))
@@ -98,7 +98,7 @@ def grow_network(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple
 
 
 @given(left=architectures, right=architectures, student=st.none() | architectures)
-def test_what_is_known_by_a_submodels_id_is_known_by_its_network(
+def test_the_id_of_a_submodel_depends_on_its_network(
     left: Architecture, right: Architecture, student: Architecture | None
 ) -> None:
     same = left == right
@@ -110,7 +110,7 @@ def test_what_is_known_by_a_submodels_id_is_known_by_its_network(
         assert (CostRequest(target="onnx", lineage=lineage).key == "onnx") == (not network)
 
 
-def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:
+def test_the_ids_of_a_run_with_one_network_are_stable() -> None:
     """As they are in existing journals and caches."""
     assert Architecture().architecture_id == "5ae1625b488b3935"
     assert Architecture(axes=(("stream", Prefix(size=4)),), blocks=("a",)).architecture_id == "c759946ca39eaad5"
@@ -127,7 +127,7 @@ def test_a_submodel_of_one_network_is_none_of_another() -> None:
     assert all(size.name.startswith("a ") for size in other.space)
 
 
-def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
+def test_submodels_of_two_networks_have_two_keys(tmp_path: Path) -> None:
     state, _ = grow_network(COPY, draw_state(CONTEXT.network))
     views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
     keys = set()
@@ -138,9 +138,9 @@ def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
 
 
 def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
-    for odd in ("../up", "a/b", "x" * 65):
+    for invalid_id in ("../up", "a/b", "x" * 65):
         with pytest.raises(InvalidError, match=r"id is .*, but must be empty, or 1 to 64 letters"):
-            Lineage(id=odd, config=CONFIG)
+            Lineage(id=invalid_id, config=CONFIG)
     with pytest.raises(ValueError, match="has no parent"):
         Lineage(id="a", config=CONFIG, map=Copied())
     with pytest.raises(ValueError, match="was retired in round 1, but appeared in round 2"):
@@ -177,7 +177,7 @@ def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
     assert estimate_size(CONTEXT, lineages, largest).parameters > CONTEXT.first.candidates[-1].parameters
 
 
-def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
+def test_a_drawn_network_begins_like_a_run_of_its_own() -> None:
     alone = Lineage(id="new", config=WIDER, born_round=1)
     state, _ = grow_network(alone, draw_state(CONTEXT.network))
     assert have_same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
@@ -212,19 +212,19 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_methods_mistake_is_told(name: str) -> None:
+def test_a_mistake_of_a_method_is_an_error(name: str) -> None:
     answer, message = MISTAKES[name]
     state = draw_state(CONTEXT.network)
     with pytest.raises(ValueError, match=message):
         apply_evolution(CONTEXT, evolution_context(state), answer(state))
 
 
-def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() -> None:
-    def stays(inputs: EvolutionContext) -> Evolution:
+def test_a_search_over_one_network_is_refused_with_changing_networks() -> None:
+    def keep_networks(inputs: EvolutionContext) -> Evolution:
         return Evolution(after=inputs.after)
 
     with pytest.raises(ValueError, match="`evolve` changes networks, but `search` knows only the first one"):
-        with_steps(DynamicSelection().roles(), evolve=stays)
+        with_steps(DynamicSelection().roles(), evolve=keep_networks)
 
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:
@@ -266,7 +266,7 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
 
 
 def retire_network(context: RunContext) -> tuple[RunState, RunState]:
-    """A run before and after its network `a` retires, with something known of it wherever something can be."""
+    """A run before and after its network `a` retires; every table of the run has entries of it before."""
     state = training(context)
     lineages = (*list_lineages(context, ()), COPY, replace(COPY, id="b"))
     state = replace(state, lineages=lineages)
@@ -293,7 +293,7 @@ def retire_network(context: RunContext) -> tuple[RunState, RunState]:
     return state, after
 
 
-def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
+def test_a_retired_network_is_forgotten() -> None:
     context = context_with_settings(method=HeteroFL())
     before, after = retire_network(context)
     assert [lineage.id for lineage in list_living_lineages(context, after)] == ["", "b"]
@@ -347,15 +347,15 @@ def test_estimates_are_asked_for_of_each_network() -> None:
     assert [candidate.architecture.network for candidate in known["a/onnx"].candidates] == ["a"] * len(context.space)
 
 
-def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -> None:
+def test_a_client_of_a_retired_network_has_its_stand_in_or_is_left_out() -> None:
     context = context_with_settings(method=HeteroFL())
     _, after = retire_network(context)
 
-    def stands(standing: StandingContext) -> Architecture:
+    def find_stand_in(standing: StandingContext) -> Architecture:
         architecture = standing.client.architecture
         return architecture if architecture.network in standing.networks else replace(architecture, network="b")
 
-    changed_roles = with_steps(context.roles, standing=stands)
+    changed_roles = with_steps(context.roles, standing=find_stand_in)
     for roles, expected in ((context.roles, None), (changed_roles, "b")):
         changed = replace(context, roles=roles)
         retired = find_standing(changed, after, after.last["bob"])
@@ -366,16 +366,16 @@ def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -
         assert living.architecture.network == ""
 
 
-def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_counts_from_the_next() -> None:
+def test_the_last_size_of_a_client_is_ready_and_written_sizes_from_the_next_round() -> None:
     context = context_with_settings(method=HeteroFL())
     _, after = retire_network(context)
     calls = list[StandingContext]()
 
-    def stands(standing: StandingContext) -> Architecture:
+    def find_stand_in(standing: StandingContext) -> Architecture:
         calls.append(standing)
         return standing.client.architecture
 
-    changed = replace(context, roles=with_steps(context.roles, standing=stands))
+    changed = replace(context, roles=with_steps(context.roles, standing=find_stand_in))
     client = replace(
         after.last["ada"],
         offer=replace(after.last["ada"].offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),

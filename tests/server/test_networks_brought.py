@@ -118,7 +118,7 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
         ({"family": None, "preset": "none such"}, "none such"),
     ],
 )
-def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+def test_a_network_that_does_not_fit_the_run_is_refused_with_a_reason(changes: dict[str, Any], words: str) -> None:
     plain = {key: value for key, value in {**to_plain(SMALL), **changes}.items() if value is not None}
     with pytest.raises(ConfigError, match=words):
         parse_client_network(json.dumps(plain), MODEL)
@@ -128,16 +128,16 @@ def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[st
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", '{"widths": NaN}'])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
+def test_a_text_without_a_json_object_is_refused(text: str) -> None:
     assert ack(CONTEXT, text).problem == "no_network"
 
 
-def test_a_method_that_goes_by_no_declarations_says_so() -> None:
+def test_a_method_without_declarations_refuses_them() -> None:
     assert ack(context_of(rounds=3), encode_family(SMALL)).problem == "not_used"
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_everyone_is_given_the_network_that_it_brings(method: AnyMethod) -> None:
+def test_every_client_is_assigned_the_network_that_it_declares(method: AnyMethod) -> None:
     context = context_of(rounds=3, method=method)
     state = measure_clients(context, declare_networks(context, SMALL, DEEP, WIDE), *CLIENTS)
     assert [(lineage.id, lineage.living) for lineage in state.lineages] == [("", False), ("union1", True)]
@@ -164,12 +164,12 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     again, _ = step(CONTEXT, begun, RequestDone(request=request, result=()), 3.0)
     assert again.lineages == lineages
     lost, _ = step(CONTEXT, state, RequestFailed(request=request, reason="no"), 3.0)
-    assert (lost.lineages, lost.failed_attempts.count) == ((), 1), "nobody has a network that is trained"
+    assert (lost.lineages, lost.failed_attempts.count) == ((), 1), "no client has a network to train"
     late, _ = step(CONTEXT, state, Tick(), 1e9)
     assert (late.lineages, late.failed_attempts.count) == ((), 1)
 
 
-def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_trained_are_left_out() -> None:
+def test_clients_without_a_network_or_with_one_of_an_untrained_model_are_left_out() -> None:
     state = declare_networks(CONTEXT, SMALL, None)
     state, _ = step(CONTEXT, state, replace(profile("cyd"), architecture=CONTEXT.space[0]), 1.0)
     state = measure_clients(CONTEXT, state, *CLIENTS)
@@ -178,14 +178,14 @@ def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_t
     assert (state.clients["ada"].stage, state.clients["cyd"].stage) == ("preparing", "skipped")
 
 
-def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None:
+def test_a_client_with_a_new_network_waits_for_the_end_of_the_round() -> None:
     state = measure_clients(CONTEXT, declare_networks(CONTEXT, SMALL, SMALL, None), *CLIENTS)
     state = replace(state, at=Measuring(), clients={}, round=2, aggregated_round=1)
     for name, family in zip(CLIENTS, (SMALL, WIDE, WIDE), strict=True):
         state, _ = step(CONTEXT, state, replace(profile(name), network=encode_family(family)), 3.0)
     state = measure_clients(CONTEXT, state, *CLIENTS)
     assert [state.clients[name].reason for name in CLIENTS] == ["", NOT_YET, NOT_YET]
-    assert list_new_networks(CONTEXT, state) == (WIDE,), "once, however many bring it"
+    assert list_new_networks(CONTEXT, state) == (WIDE,), "once, however many clients declare it"
 
 
 def play(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill: bool = False) -> World:
@@ -213,11 +213,13 @@ def play(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", mostly_long(METHODS, METHODS[0], METHODS[3]), ids=repr)
-def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: AnyMethod, tmp_path: Path) -> None:
+def test_a_union_grows_with_new_clients_despite_losses_and_kills(method: AnyMethod, tmp_path: Path) -> None:
     calm = play(tmp_path / "calm", method)
     states = [{row.client_id: row.status for row in record.clients} for record in calm.notes.records]
     assert states[0]["cyd"].startswith("skipped: the device is not available")
-    assert states[1] == states[2] == states[3] == dict.fromkeys(CLIENTS, "aggregated"), "it was heard in round 1"
+    assert states[1] == states[2] == states[3] == dict.fromkeys(CLIENTS, "aggregated"), (
+        "the third device was heard in round 1"
+    )
     lineages = calm.server.state.lineages
     assert [(lineage.id, lineage.retired_round) for lineage in lineages] == [("", 0), ("union1", 1), ("union2", None)]
     assert lineages[-1].parent == "union1"
@@ -230,7 +232,7 @@ def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: 
     assert rough.model_bytes() == calm.model_bytes()
 
 
-def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_between() -> None:
+def test_the_limit_of_declared_networks_holds_for_members_that_leave() -> None:
     state = declare_networks(CONTEXT, *(replace(SMALL, widths=(4 * count,)) for count in (1, 2, 3)))
     for number, width in enumerate((4, 8, 12, 16, 20), start=1):
         declaration = replace(
@@ -253,7 +255,7 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 @pytest.mark.parametrize("changes", [{"widths": (65_536,)}, {"widths": (9000,), "depths": (4,)}], ids=str)
-def test_what_is_too_large_is_in_no_union_and_leaves_the_others_theirs(
+def test_a_network_that_is_too_large_is_in_no_union(
     method: AnyMethod, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is built, nor any other network of such a size."""
@@ -269,7 +271,7 @@ def test_what_is_too_large_is_in_no_union_and_leaves_the_others_theirs(
 
 @pytest.mark.parametrize("small_count", [2, 5])
 @pytest.mark.parametrize(("width", "far"), [(16, False), (32, True)])  # of 8.5 and 29 times the parameters
-def test_one_far_larger_than_the_median_is_in_no_union_whose_width_others_are_copied_to(
+def test_a_network_far_larger_than_the_median_does_not_set_the_width_of_others(
     small_count: int, width: int, far: bool
 ) -> None:
     """One member alone does not decide the width to which FedADP copies the others; among few, none is far larger."""
@@ -309,12 +311,10 @@ def test_unions_in_use_have_room_together() -> None:
     assert len(SLICES.add_to((), large)) == 2
     small = [replace(SMALL, class_count=2), replace(SMALL, class_count=9)]
     unions = SLICES.add_to((), [replace(large[0], widths=(9000,)), *large, *small])
-    assert {*small} < {member for union in unions for member in union.members}, (
-        "who brings a large one takes no room of theirs"
-    )
+    assert {*small} < {member for union in unions for member in union.members}, "large networks take no room from them"
 
 
-def test_who_brings_large_networks_leaves_room_for_whoever_comes_later() -> None:
+def test_large_networks_leave_room_for_later_ones() -> None:
     """However many come first, one after another: the next takes at most half of the room that they leave."""
     groups: list[Any] = []
     for width in range(4900, 100, -100):

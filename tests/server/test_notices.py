@@ -33,7 +33,7 @@ def notices(actions: tuple[Action, ...]) -> dict[str, Ack]:
     return {reply.client_id: reply.ack for reply in replies if reply.ack.reason and reply.ack.status == "accepted"}
 
 
-def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the_round() -> None:
+def test_a_skipped_client_is_told_at_once_and_with_every_heartbeat_of_the_round() -> None:
     state = measuring(PLAN)
     poor = replace(telemetry(PLAN, "ada", memory_bytes=LITTLE), message_id="its telemetry")
     state, actions = step(PLAN, state, poor, 2.0)
@@ -56,7 +56,7 @@ def test_a_device_that_can_take_no_part_at_all_is_told_with_its_ack() -> None:
     assert notices(actions)["ada"].reason == "the device is not available now"
 
 
-def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told_nothing() -> None:
+def test_a_failed_program_is_told_and_a_client_with_a_task_is_told_nothing() -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
         state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
@@ -67,7 +67,7 @@ def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told
     assert profile("bob").client_id in training(PLAN).clients
 
 
-def test_in_a_try_that_leaves_nothing_to_aggregate_everybody_is_told() -> None:
+def test_all_clients_are_told_in_an_attempt_that_leaves_nothing_to_aggregate() -> None:
     state = measuring(PLAN)
     acks: dict[str, Ack] = {}
     for name in CLIENTS:

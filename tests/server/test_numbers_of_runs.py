@@ -16,7 +16,7 @@ from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 
 SHIPPED = ("quickstart", "fedtrans-game", "oort", "fluid", "fedyogi")
-"""With methods, codecs, clocks, populations and partitions of many kinds."""
+"""Runs with many kinds of methods, codecs, clocks, populations and partitions."""
 
 
 def numbers(plain: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -56,7 +56,7 @@ def test_a_momentum_out_of_its_range_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_python_makes_is_held_to_the_same(value: float) -> None:
+def test_settings_made_in_python_are_checked_alike(value: float) -> None:
     for changes in ({"communication_s": value}, {"rates": (0.5, value)}):
         with pytest.raises(ValueError, match=r"(communication_s|rates\[1\]) is (nan|inf), but must be a finite number"):
             config(**changes)

@@ -18,11 +18,11 @@ from subfleet.journal.records import RoundRecord
 def test_an_observer_that_raises_ends_no_run(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Notes, "say", broken)
-    monkeypatch.setattr(Notes, "round_finished", broken)
+    monkeypatch.setattr(Notes, "say", fail)
+    monkeypatch.setattr(Notes, "round_finished", fail)
     world = World(tmp_path, config(rounds=2, deploy_targets=()), fleet())
     world.run()
     assert [record.round for record in world.server.result().rounds] == [1, 2]
@@ -41,9 +41,7 @@ def test_an_interrupt_goes_through() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_device_calls_itself_stands_in_the_operators_table_letter_by_letter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_names_are_shown_to_the_operator_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "cam[/][link=http://evil.example]log in[/link]"
     screen = Console(file=io.StringIO(), width=300, force_terminal=True, color_system=None)
     table = Tables(screen)

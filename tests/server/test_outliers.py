@@ -1,4 +1,4 @@
-"""Which updates are far from the others, who stands out most, and when an aggregated model has diverged."""
+"""Which updates are far from the others, which stand out most, and when an aggregated model has diverged."""
 
 import math
 from dataclasses import replace
@@ -39,8 +39,8 @@ def test_a_change_above_five_times_the_median_of_four_is_outside() -> None:
 
 
 @given(times=st.floats(1, 1e12))
-def test_the_further_off_an_update_is_the_less_it_moves_the_model(times: float) -> None:
-    """At the limit nothing jumps; beyond it neither the change nor its weight ever grows again."""
+def test_an_update_moves_the_model_less_the_further_off_it_is(times: float) -> None:
+    """The weight is continuous at the limit; beyond it, a larger change moves the model less."""
     (near, far) = (
         find_outliers(sizes(ada=1.0, bob=1.0, cyd=1.0, eve=5 * factor), (), SETTINGS) for factor in (times, 2 * times)
     )
@@ -63,7 +63,7 @@ def test_a_longer_training_explains_a_larger_change() -> None:
     assert set(find_outliers({"dan": replace(long, travel=1.0)}, (short,), SETTINGS)) == {"dan"}
 
 
-def test_what_a_client_claims_buys_it_no_more_than_so_much() -> None:
+def test_claimed_training_raises_the_limit_by_a_bounded_factor() -> None:
     honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(weights=1.0, statistics=1.0, travel=1.0))
     for claimed in (1e4, 1e15):
         inside = ChangeSize(weights=5 * MOST_GROWTH, statistics=5 * MOST_GROWTH, travel=claimed)
@@ -80,9 +80,7 @@ def test_measuring_takes_no_steps() -> None:
 
 @pytest.mark.parametrize("kind", ["weights", "statistics"])
 @pytest.mark.parametrize("much", [{"samples": 40.0}, {"travel": 5.0}])
-def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
-    kind: str, much: dict[str, float]
-) -> None:
+def test_a_long_training_with_a_change_below_the_weights_is_not_far(kind: str, much: dict[str, float]) -> None:
     """Most clients have learned their few samples, and hardly move."""
     few = {"samples": 8.0, "travel": 1.0, f"held_{kind}": 1.0}
     still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{**few, kind: 1e-4}))
@@ -95,8 +93,8 @@ def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics"])
-def test_one_of_many_moves_the_model_by_a_fifth_of_its_weights_at_most(kind: str) -> None:
-    """Late in a run an honest change is a hundredth of the weights: thirty times as much is below them, and far."""
+def test_one_client_of_many_moves_the_model_by_at_most_a_fifth_of_its_weights(kind: str) -> None:
+    """Late in a run an honest change is a hundredth of the weights: thirty times as much is below them, but far."""
     honest = ChangeSize(**{kind: 0.01, f"held_{kind}": 1.0}, samples=40.0, travel=5.0)
     for count in (3, 9, 19):
         honest_sizes = dict.fromkeys((f"c{index}" for index in range(count)), honest)
@@ -107,14 +105,14 @@ def test_one_of_many_moves_the_model_by_a_fifth_of_its_weights_at_most(kind: str
         assert find_outliers({**honest_sizes, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
 
 
-def test_of_fewer_than_four_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
+def test_with_fewer_than_four_clients_a_change_below_the_weights_is_not_far() -> None:
     honest = ChangeSize(weights=0.01, held_weights=1.0, samples=40.0, travel=5.0)
     three = {"ada": honest, "bob": honest, "eve": replace(honest, weights=0.3)}
     assert find_outliers(three, [honest] * 5, SETTINGS) == {}
     assert find_outliers({**three, "eve": replace(honest, weights=1.1)}, [honest] * 5, SETTINGS).keys() == {"eve"}
 
 
-def test_where_most_moved_nothing_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
+def test_among_still_clients_a_change_below_the_weights_is_not_far() -> None:
     still = ChangeSize(held_weights=1.0, samples=40.0, travel=5.0)
     four = {**dict.fromkeys(("ada", "bob", "cyd"), still), "dan": replace(still, weights=0.3)}
     past = [replace(still, weights=0.01)] * 5
@@ -122,7 +120,7 @@ def test_where_most_moved_nothing_no_change_is_far_that_is_smaller_than_what_it_
     assert find_outliers({**four, "dan": replace(still, weights=1.1)}, past, SETTINGS).keys() == {"dan"}
 
 
-def test_of_two_kinds_the_one_further_off_decides() -> None:
+def test_the_kind_that_is_further_off_decides() -> None:
     usual = ChangeSize(weights=1.0, statistics=1.0)
     eve = ChangeSize(weights=20.0, statistics=100.0)
     outliers = find_outliers({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
@@ -150,8 +148,8 @@ def test_a_step_of_adam_moves_a_weight_by_its_rate() -> None:
     assert travel(replace(settings, learning_rate=0.0), 20) == travel(settings, 0) == 0
 
 
-def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
-    """Else two of four could hide each other."""
+def test_the_median_of_an_even_number_is_the_lower_middle_one() -> None:
+    """Otherwise two of four could hide each other."""
     assert set(find_outliers(sizes(ada=1.0, bob=1.0, eve=1e6, fay=1e6), (), SETTINGS)) == {"eve", "fay"}
 
 
@@ -173,7 +171,7 @@ def test_fewer_than_four_are_compared_with_the_rounds_before(past: tuple[float, 
     assert all("times that of the last rounds" in outlier.why for outlier in outliers.values())
 
 
-def test_four_that_mostly_moved_nothing_are_compared_with_the_rounds_before() -> None:
+def test_four_mostly_still_clients_are_compared_with_the_rounds_before() -> None:
     still = sizes(ada=0.0, bob=0.0, cyd=0.0, dan=1.0)
     assert find_outliers(still, (), SETTINGS) == {}
     assert find_outliers(still, (ChangeSize(weights=1.0),), SETTINGS) == {}
@@ -189,7 +187,7 @@ def test_each_kind_has_a_median_of_its_own(kind: str) -> None:
     assert set(find_outliers(round_sizes, (), SETTINGS)) == {"eve"}
 
 
-def test_what_a_client_has_to_itself_is_its_own_affair() -> None:
+def test_changes_of_tensors_of_one_client_alone_are_not_compared() -> None:
     round_sizes = {name: ChangeSize(own=value) for name, value in (("ada", 1.0), ("bob", 1.0), ("cyd", 1.0))}
     assert find_outliers({**round_sizes, "eve": ChangeSize(own=1e6)}, (), SETTINGS) == {}
 
@@ -200,7 +198,7 @@ def test_the_usual_change_is_the_median_of_each_kind() -> None:
     assert compute_usual_change([]) == ChangeSize()
 
 
-def test_those_that_stand_out_most_are_the_most_suspect() -> None:
+def test_clients_are_ranked_by_how_far_they_stand_out() -> None:
     changes = {
         "ada": ChangeSize(weights=1.0, statistics=10.0),
         "bob": ChangeSize(weights=2.0, statistics=10.0),
@@ -243,7 +241,7 @@ def test_without_a_factor_only_what_is_not_finite_has_diverged() -> None:
 
 
 @pytest.mark.parametrize("outliers", ["report", "off"])
-def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any) -> None:
+def test_a_finite_loss_is_no_divergence_unless_clients_are_left_out(outliers: Any) -> None:
     assert explain_divergence(1e9, 0.1, 10, OutlierSettings(outliers=outliers)) == ""
     assert (
         explain_divergence(math.nan, 0.1, 10, OutlierSettings(outliers=outliers))
@@ -285,7 +283,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         OutlierSettings(**wrong)
 
 
-def test_updates_of_nearly_nothing_make_nobody_far_away() -> None:
+def test_tiny_updates_make_no_honest_client_an_outlier() -> None:
     """One client of two sends such updates, or two of five: honest changes are smaller than what they change."""
     honest, tiny = ChangeSize(weights=0.05, held_weights=1.0), ChangeSize(weights=1e-9, held_weights=1.0)
     past = [tiny] * 5

@@ -1,4 +1,4 @@
-"""How far a run is, and how long the rest takes, by a clock that stands still unless it is set."""
+"""Progress of a run and its remaining time, by a clock that stands still unless it is set."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -30,10 +30,10 @@ def test_rounds_devices_and_time_left() -> None:
     assert pace.progress(RunState()) is None
     begun = pace.progress(state(1, "preparing", "out", "skipped", "missing"))
     assert begun == Progress(round=1, round_count=4, answered=0, devices=2, left_s=None)
-    assert pace.progress(state(1, "out", "out", "skipped", "missing")) is None, "nothing that is told has changed"
+    assert pace.progress(state(1, "out", "out", "skipped", "missing")) is None, "nothing that is reported has changed"
     clock.now_s += 6
     first = pace.progress(state(1, "done", "out", "skipped", "missing"))
-    assert first == replace(begun, answered=1), "no round was seen whole"
+    assert first == replace(begun, answered=1), "no whole round was observed"
     clock.now_s += 4
     assert pace.progress(state(2, "out", "out")) == Progress(
         round=2, round_count=4, answered=0, devices=2, left_s=30.0
@@ -52,7 +52,7 @@ def test_rounds_devices_and_time_left() -> None:
     assert late.left_s == 0.0
 
 
-def test_a_round_that_was_taken_up_in_its_midst_tells_nothing_of_how_long_rounds_take() -> None:
+def test_a_resumed_round_is_not_used_to_estimate_durations() -> None:
     clock = Clock()
     pace = Pace(5, clock)
     for number, seconds in ((3, 5), (4, 60)):
@@ -77,13 +77,13 @@ class FailingObserver(Unobserved):
 
 class OldObserver:
     def say(self, text: str) -> None:
-        """An observer as they were before there was progress."""
+        """An observer from before progress was reported."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """The same."""
+        """Do nothing."""
 
 
-def test_who_does_not_want_to_hear_of_it_is_told_nothing_and_who_fails_ends_nothing() -> None:
+def test_progress_goes_to_observers_that_take_it_and_their_errors_are_ignored() -> None:
     progress, failing = Progress(round=1, round_count=2, answered=0, devices=1, left_s=None), FailingObserver()
     for observer in (failing, GuardedObserver(failing), OldObserver(), Unobserved()):
         GuardedObserver(observer).progressed(progress)

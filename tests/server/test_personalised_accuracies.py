@@ -85,7 +85,7 @@ def evaluation(client_id: str, loss: float) -> Evaluated:
     )
 
 
-def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
+def test_power_of_choice_selects_the_largest_evaluated_losses() -> None:
     method = PowerOfChoice(candidates=4.0, losses="evaluated")
     select = method.roles().selector.select
     assert select is not None
@@ -111,7 +111,7 @@ def test_a_method_that_chooses_by_evaluations_needs_them_after_every_round() -> 
 
 
 @pytest.mark.slow
-def test_what_clients_found_is_told_to_methods(tmp_path: Path) -> None:
+def test_methods_get_the_evaluations_of_clients(tmp_path: Path) -> None:
     """Of three clients, the two with the largest losses are chosen, once all losses are known."""
     losses = {"ada": 3.0, "bob": 1.0, "cyd": 2.0}
     behaviours = {

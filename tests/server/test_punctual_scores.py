@@ -110,7 +110,7 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
     assert count_misses(state, "cyd", "training") == 0
 
 
-def test_what_an_extra_finds_in_time_counts() -> None:
+def test_a_timely_evaluation_of_an_extra_counts() -> None:
     state, _ = answer(EVALUATED, send_evaluations(EVALUATED, 2), "cyd", 8.0)
     assert state.clients["cyd"].stage == "done"
     assert get_punctuality(state, "cyd", "evaluation") == Punctuality(took_s=(2.0,))
@@ -118,13 +118,13 @@ def test_what_an_extra_finds_in_time_counts() -> None:
     assert state.phase == "evaluate", "others are waited for"
 
 
-def test_where_only_extras_evaluate_they_are_waited_for_as_after_one_miss_and_have_missed_no_more() -> None:
+def test_an_evaluation_by_extras_alone_waits_as_after_one_miss_and_counts_none() -> None:
     state = send_evaluations(EVALUATED, 2, of=CLIENTS)
     state = close_after(EVALUATED, state, 76.0)
     assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [2, 2, 2]
 
 
-def test_where_nobody_evaluated_nobody_has_missed_more_than_one() -> None:
+def test_an_evaluation_that_nobody_answers_counts_as_one_miss() -> None:
     state = close_after(EVALUATED, send_evaluations(EVALUATED, 0), 300.0)
     assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [1, 1, 1]
 
@@ -170,9 +170,7 @@ def send_scores(state: RunState, now_s: float, *names: str) -> tuple[RunState, l
 
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (8, 75.0)])
-def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_that_once(
-    misses: int, seconds: float
-) -> None:
+def test_scores_are_awaited_for_half_of_the_round_once_and_a_quarter_of_that_once(misses: int, seconds: float) -> None:
     state, _ = send_scores(start_scoring(misses), 3.0, *OTHERS)
     state = tick(SCORED, state, 2.0 + seconds - 0.5)
     assert state.clients["cyd"].stage == "scoring"
@@ -182,7 +180,7 @@ def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_tha
     assert count_misses(state, "cyd", "training") == 0
 
 
-def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
+def test_an_extra_may_send_scores_while_others_are_awaited() -> None:
     state, _ = send_scores(start_scoring(2), 3.0, "ada")
     assert state.clients["cyd"].stage == "scoring"
     in_time, actions = send_scores(state, 4.0, "cyd")
@@ -195,7 +193,7 @@ def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
     assert Withdraw(task_id=task.task_id) in actions
 
 
-def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None:
+def test_a_scoring_by_extras_alone_waits_as_after_one_miss() -> None:
     state = start_scoring(3, of=CLIENTS)
     state = tick(SCORED, state, 76.5)
     assert {client.stage for client in state.clients.values()} == {"scoring"}
@@ -204,7 +202,7 @@ def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None
     assert [count_misses(state, name, "scores") for name in CLIENTS] == [3, 3, 3]
 
 
-def test_where_nobody_scored_nobody_has_missed_more_than_one() -> None:
+def test_a_scoring_that_nobody_answers_counts_as_one_miss() -> None:
     state = tick(SCORED, start_scoring(0), 302.0)
     assert [count_misses(state, name, "scores") for name in CLIENTS] == [1, 1, 1]
 
@@ -236,7 +234,7 @@ def closed_rounds(state: RunState) -> int:
 
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (2, 0.0)])
-def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses: int, seconds: float) -> None:
+def test_path_scores_are_awaited_until_the_deadline_once_and_a_quarter_once(misses: int, seconds: float) -> None:
     state, _ = start_path_scoring({})
     first, second = sorted(state.clients)
     state = with_record(state, second, "paths", after_misses(misses))
@@ -250,7 +248,7 @@ def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses:
     assert get_punctuality(state, first, "paths").took_s == (1.0,)
 
 
-def test_extras_score_paths_beside_those_that_are_wanted() -> None:
+def test_extras_score_paths_beside_the_selected_clients() -> None:
     plain, _ = start_path_scoring({})
     assert len(plain.clients) == 2
     state, actions = start_path_scoring({"cyd": 2})
@@ -260,7 +258,7 @@ def test_extras_score_paths_beside_those_that_are_wanted() -> None:
     assert len(state.clients) == 2
 
 
-def test_where_only_extras_score_paths_a_round_of_scoring_waits_as_after_one_miss() -> None:
+def test_a_path_scoring_by_extras_alone_waits_as_after_one_miss() -> None:
     state, _ = start_path_scoring(dict.fromkeys(CLIENTS, 2))
     state = tick(PATHS, state, 80.5)
     assert closed_rounds(state) == 0

@@ -49,14 +49,14 @@ from subfleet.settings.sections import Deadlines
 # --- records ------------------------------------------------------------------------------------------------------
 
 
-def test_after_the_second_miss_nobody_waits_but_for_a_short_time_after_8_and_16_and_so_on() -> None:
+def test_after_the_second_miss_rounds_wait_only_at_powers_of_two_from_8_on() -> None:
     records = [after_misses(count) for count in range(70)]
     assert [count for count, record in enumerate(records) if record.awaited] == [0, 1, 8, 16, 32, 64]
     assert [count for count, record in enumerate(records) if not record.extra] == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("known", "patience_s"),
+    ("punctuality", "patience_s"),
     [
         (after_misses(0), 160.0),
         (after_misses(0, 1.0), 160.0),
@@ -69,13 +69,11 @@ def test_after_the_second_miss_nobody_waits_but_for_a_short_time_after_8_and_16_
         (after_misses(1, 90.0), 160.0),
     ],
 )
-def test_how_long_an_answer_is_waited_for_follows_from_how_long_the_last_ones_took(
-    known: Punctuality, patience_s: float
-) -> None:
-    assert known.patience_s(160.0) == patience_s
+def test_the_patience_follows_from_the_last_durations(punctuality: Punctuality, patience_s: float) -> None:
+    assert punctuality.patience_s(160.0) == patience_s
 
 
-def test_an_answer_makes_up_for_all_misses() -> None:
+def test_an_answer_resets_all_misses() -> None:
     assert after_misses(5, 3.0).after_answer(4.0) == Punctuality(missed=0, took_s=(3.0, 4.0))
     assert PUNCTUAL.after_answer(-1.0).took_s == (0.0,)
 
@@ -115,7 +113,7 @@ def test_an_extra_is_waited_for_after_its_eighth_miss() -> None:
     assert train_clients(CONTEXT, hand_out_tasks(CONTEXT, state, 161.0), 162.0, *OTHERS).phase == "aggregate"
 
 
-def test_the_time_is_counted_from_the_sending_of_the_task_and_by_what_answers_took() -> None:
+def test_patience_starts_with_the_task_and_follows_earlier_durations() -> None:
     state = hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0)
     state = train_clients(CONTEXT, state, 52.0, *CLIENTS)
     assert get_punctuality(state, "cyd", "training") == Punctuality(took_s=(50.0,))
@@ -131,7 +129,7 @@ def test_the_time_is_counted_from_the_sending_of_the_task_and_by_what_answers_to
     assert state.clients["cyd"].reason.startswith("no answer came in 100 s;")
 
 
-def test_a_task_that_is_still_being_made_is_waited_for_and_none_that_was_never_sent_is_missed() -> None:
+def test_a_task_in_preparation_is_awaited_and_an_unsent_one_is_not_missed() -> None:
     state = with_record(measuring(CONTEXT), "cyd", "training", after_misses(1))
     for name in CLIENTS:
         state, _ = step(CONTEXT, state, telemetry(CONTEXT, name, state.round), 2.0)
@@ -141,7 +139,7 @@ def test_a_task_that_is_still_being_made_is_waited_for_and_none_that_was_never_s
     assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 1)
 
 
-def test_the_answer_of_an_extra_counts_in_time_and_makes_it_a_client_like_any_other() -> None:
+def test_a_timely_answer_of_an_extra_counts_and_makes_it_awaited_again() -> None:
     state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     assert is_unawaited(state, "cyd")
     state = train_clients(CONTEXT, state, 1204.0, "ada", "cyd")
@@ -167,8 +165,8 @@ def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
     assert Withdraw(task_id=task.task_id) in actions
 
 
-def test_a_refusal_does_not_make_up_for_a_miss() -> None:
-    """Else a client that refuses one task and is silent about the next would cost a deadline in every round."""
+def test_a_refusal_does_not_reset_a_miss() -> None:
+    """Otherwise a client that refuses one task and is silent about the next would cost a deadline in every round."""
     state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     state, _ = step(CONTEXT, state, refusal(CONTEXT, state, "cyd"), 1204.0)
     assert state.clients["cyd"].stage == "preparing"
@@ -177,7 +175,7 @@ def test_a_refusal_does_not_make_up_for_a_miss() -> None:
     assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 3)
 
 
-def test_where_only_extras_are_there_one_of_them_is_waited_for_until_the_deadline() -> None:
+def test_a_round_of_extras_alone_waits_for_one_until_the_deadline() -> None:
     state = measuring(CONTEXT)
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(3))
@@ -188,14 +186,14 @@ def test_where_only_extras_are_there_one_of_them_is_waited_for_until_the_deadlin
     assert (late.phase, late.attempt, count_misses(late, "bob")) == ("waiting", 1, 3)
 
 
-def test_where_nobody_answered_nobody_has_missed_a_training() -> None:
-    """The server itself may have been unreachable; else the whole fleet would become extras."""
+def test_a_round_that_nobody_answers_counts_as_no_miss() -> None:
+    """The server itself may have been unreachable; otherwise the whole fleet would become extras."""
     late = close_after(CONTEXT, hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0), 600.0)
     assert (late.phase, late.attempt) == ("waiting", 1)
     assert [count_misses(late, name) for name in CLIENTS] == [0, 0, 0]
 
 
-def test_where_all_others_refuse_an_extra_is_waited_for() -> None:
+def test_an_extra_is_awaited_if_all_others_refuse() -> None:
     state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     for name in OTHERS:
         refused = replace(state.clients[name], stage="refused", reason="no data")
@@ -210,15 +208,15 @@ def test_a_round_that_closes_at_its_quorum_has_not_waited_for_the_others() -> No
     assert state.clients["cyd"].reason == "the round closed at its quorum"
 
 
-def test_a_quorum_is_a_share_of_those_that_are_waited_for() -> None:
+def test_a_quorum_is_a_fraction_of_the_awaited_clients() -> None:
     state = hand_out_tasks(LOOSE, with_record(measuring(LOOSE), "cyd", "training", after_misses(2)), 2.0)
     state = train_clients(LOOSE, state, 3.0, "ada")
     assert (state.phase, count_misses(state, "bob"), count_misses(state, "cyd")) == ("aggregate", 0, 3)
 
 
 @pytest.mark.parametrize("farewell", ["it was stopped", ""])
-def test_who_goes_away_with_a_task_has_missed_it_and_why_it_is_away_is_told(farewell: str) -> None:
-    """Else a client that says goodbye shortly before each deadline would cost a round its whole time."""
+def test_a_client_that_leaves_with_a_task_has_missed_it_with_its_reason(farewell: str) -> None:
+    """Otherwise a client that says goodbye shortly before each deadline would cost a round its whole time."""
     state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0), 3.0, *OTHERS)
     goodbye = Presence(client_id="cyd", session_id="cyd-1", online=False, reason=farewell)
     state, _ = step(CONTEXT, state, goodbye, 590.0)
@@ -228,14 +226,14 @@ def test_who_goes_away_with_a_task_has_missed_it_and_why_it_is_away_is_told(fare
     assert state.clients["cyd"].reason == f"no answer came in time: {words}"
 
 
-def test_who_said_goodbye_and_is_given_up_has_missed_its_task() -> None:
+def test_a_client_that_said_goodbye_in_a_loose_run_has_missed_its_task() -> None:
     state = train_clients(LOOSE, hand_out_tasks(LOOSE, measuring(LOOSE), 2.0), 3.0)
     state, _ = step(LOOSE, state, Presence(client_id="cyd", session_id="cyd-1", online=False, reason="off"), 4.0)
     assert state.clients["cyd"].stage == "missing"
     assert count_misses(train_clients(LOOSE, state, 5.0, *OTHERS), "cyd") == 1
 
 
-def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None:
+def test_a_restart_does_not_reset_misses() -> None:
     state = rounds_without_cyd(CONTEXT, 2)
     state, _ = step(CONTEXT, state, Presence(client_id="cyd", session_id="cyd-2", online=True), 1204.0)
     assert count_misses(state, "cyd") == 2
@@ -245,7 +243,7 @@ def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None
 
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (3, 75.0)])
-def test_models_are_waited_for_shortly_where_trainings_were_missed(misses: int, seconds: float) -> None:
+def test_deployments_are_awaited_briefly_after_missed_trainings(misses: int, seconds: float) -> None:
     context = context_of(min_clients=2, rounds=1, deadlines=DEADLINES, deploy_targets=("onnx",))
     state = train_clients(context, hand_out_tasks(context, measuring(context), 2.0), 3.0, *CLIENTS)
     state = aggregate_round(context, state, 4.0)
@@ -263,7 +261,7 @@ def sentences(before: RunState, after: RunState) -> Iterator[str]:
     return describe_step(CONTEXT, before, after)
 
 
-def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_does_again() -> None:
+def test_people_are_told_once_when_a_client_is_no_longer_awaited_and_when_it_is_again() -> None:
     state = hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0)
     messages, before = list[str](), state
     for count in range(12):
@@ -280,12 +278,10 @@ def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_d
 def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
     state = hand_out_tasks(CONTEXT, with_record(measuring(CONTEXT), "cyd", "training", after_misses(2)), 2.0)
     assert [is_unawaited(state, name) for name in CLIENTS] == [False, False, True]
-    assert not is_unawaited(tick(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
-        "it may be told its telemetry"
-    )
+    assert not is_unawaited(tick(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), "it may still send telemetry"
 
 
-def mute(message: Message) -> Message | None:
+def drop_answers(message: Message) -> Message | None:
     """It sends heartbeats and telemetry and accepts tasks, but never answers one."""
     return None if isinstance(message, Answer) else message
 
@@ -294,7 +290,7 @@ def mute(message: Message) -> Message | None:
 def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=1e4, measure_s=1e4, round_s=40.0, lease_s=1e4, linger_s=0.0)
     world = World(tmp_path, config(rounds=5, deploy_targets=(), deadlines=deadlines), fleet())
-    world.devices["cyd"].behaviour.says = mute
+    world.devices["cyd"].behaviour.says = drop_answers
     world.run()
     seconds = [record.seconds or 0.0 for record in world.notes.records]
     assert len(seconds) == 5

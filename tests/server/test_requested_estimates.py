@@ -61,9 +61,9 @@ def assign_sizes() -> RunState:
     return step(PLAN, state, RequestDone(request=FIRST, result=explore_sizes(PLAN, state)), 4.0)[0]
 
 
-def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None:
+def test_estimates_are_requested_once_and_a_search_after_them() -> None:
     state, actions = measure_all()
-    assert select_requests(CostRequest, actions) == [ONNX], "with the first client that answers, and never again"
+    assert select_requests(CostRequest, actions) == [ONNX], "with the first answer, and never again"
     assert not select_requests(SearchRequest, actions)
     assert not select_requests(TaskRequest, actions)
     assert {client.stage for client in state.clients.values()} == {"answered"}
@@ -78,7 +78,7 @@ def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None
     assert [request.participant.client_id for request in select_requests(TaskRequest, actions)] == list(CLIENTS)
     assert (state.pool, state.live.requested) == (result.sizes, frozenset())
     again, actions = step(PLAN, state, RequestDone(request=FIRST, result=result), 4.0)
-    assert (again.pool, select_requests(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
+    assert (again.pool, select_requests(SearchRequest, actions)) == (state.pool, []), "a repeated result counts once"
 
 
 def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_asks_for_estimates_again_and_gives_the_same_siz
         }
 
 
-def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) -> None:
+def test_results_from_before_a_kill_are_not_searched_again(tmp_path: Path) -> None:
     """Tasks and refusals wait until a smaller size can be chosen; the search finds the same, and nothing more."""
     before = assign_sizes()
     loaded = reload(before, tmp_path)
@@ -193,7 +193,7 @@ def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path)
     assert again.clients["ada"].size == after.clients["ada"].size
 
 
-def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_step() -> None:
+def test_a_few_clients_are_assigned_sizes_in_each_step_as_in_one_step() -> None:
     context = context_of(min_clients=3)
     state = measuring(context)
     for name in CLIENTS:
@@ -211,7 +211,7 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     )
     sized = []
     while any(client.stage == "answered" for client in state.clients.values()):
-        assert state.requested_attempt == 0, "requested programs are weighed when all are told"
+        assert state.requested_attempt == 0, "requested programs are weighed when all sizes are assigned"
         state, actions = step(context, state, Tick(), 2.0)
         sized.append([request.participant.client_id for request in select_requests(TaskRequest, actions)])
     assert [len(batch) for batch in sized] == [AT_ONCE, AT_ONCE, 1]
@@ -246,7 +246,7 @@ def _sizes(world: World) -> list[Mapping[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_alike_where_the_server_is_killed_while_estimates_are_on_their_way(tmp_path: Path) -> None:
+def test_a_run_is_the_same_if_the_server_is_killed_while_estimates_are_pending(tmp_path: Path) -> None:
     settings = config(method=METHOD, rounds=2)
     calm = World(tmp_path / "calm", settings, fleet())
     calm.run()
@@ -270,7 +270,7 @@ def test_a_run_goes_on_alike_where_the_server_is_killed_while_estimates_are_on_t
     assert world.model_bytes() == calm.model_bytes()
 
 
-def test_what_the_exporter_wrote_is_read_without_running_anything(tmp_path: Path) -> None:
+def test_written_estimates_are_read_without_computing(tmp_path: Path) -> None:
     path = tmp_path / "estimates"
     path.write_bytes(ESTIMATES.pack())
     network = network_of(MODEL)

@@ -1,4 +1,4 @@
-"""What the exporter is asked for follows from how a round trains."""
+"""Requests to the exporter follow from the training of a round."""
 
 from dataclasses import replace
 

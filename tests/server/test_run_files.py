@@ -34,7 +34,7 @@ def write_run(folder: Path, text: str, name: str = "run.toml") -> Path:
     return path
 
 
-def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
+def test_there_is_a_run_for_every_method() -> None:
     for name in METHODS:
         run = read_run(name)
         assert (run.name, run.method.TYPE) == (name, name)
@@ -58,11 +58,11 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
         ("data.test=a=b", ("data", "test"), "a=b"),
     ],
 )
-def test_what_a_command_line_sets_is_toml_or_text(text: str, keys: tuple[str, ...], value: object) -> None:
+def test_command_line_values_are_toml_or_text(text: str, keys: tuple[str, ...], value: object) -> None:
     assert parse_override(text) == (keys, value)
 
 
-def test_numbers_of_blocks_stand_in_a_file_and_in_what_takes_part_where_they_are_not_counted(tmp_path: Path) -> None:
+def test_block_numbers_are_settings_and_in_the_fingerprint_only_if_set(tmp_path: Path) -> None:
     text = 'base = "quickstart"\n[model]\nblock_numbers = [[0, 4, 1, 2]]\n'
     grown = read_run(write_run(tmp_path, text))
     assert to_plain(grown.model)["block_numbers"] == [[0, 4, 1, 2]]
@@ -78,7 +78,7 @@ def test_overrides_take_the_place_of_the_files_values() -> None:
     run = read_run("quickstart", overrides)
     assert (run.rounds, run.training.epochs, run.training.batch_size) == (2, 1, 32)
     assert [device.runtime for device in run.fleet.devices] == ["onnx", "onnx", "executorch", "onnx", "torch"]
-    assert run.method == FedAvg(), "which has nothing of the method that it replaces"
+    assert run.method == FedAvg(), "it has nothing of the method that it replaces"
     same = read_run("quickstart", ("method.type=heterofl", "method.depth=false"))
     assert same.method == HeteroFL(weighting="samples", class_mask=False, depth=False)
 
@@ -119,7 +119,7 @@ def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: l
 
 @pytest.mark.slow
 @given(base=TABLES, own=TABLES)
-def test_a_file_upon_another_has_all_of_its_own_values_and_the_others_rest(
+def test_a_derived_file_keeps_its_own_values_and_the_rest_of_its_base(
     base: dict[str, object], own: dict[str, object]
 ) -> None:
     merged = merge_settings(base, own)
@@ -190,7 +190,7 @@ def test_seeds_make_several_runs_of_any_file() -> None:
     assert parse_seeds("1,2,7") == (1, 2, 7)
 
 
-def test_one_run_is_wanted_where_devices_are_real(tmp_path: Path) -> None:
+def test_real_devices_need_a_single_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a sweep over 12 runs, but this takes a single run"):
         read_run(write_run(tmp_path, SWEEP))
 
@@ -233,7 +233,7 @@ def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_p
     assert (plain.method.TYPE, plain.model.learnable_steps, plain.fleet.devices[0].tier) == ("heterofl", False, "")
     assert {(run.training.optimiser.momentum, run.training.optimiser.weight_decay) for run in runs} == {(0.0, 1e-3)}
     assert [run.rounds for run in runs] == [3, 3, 4, 4] * 2
-    assert (steps.model.class_count, steps.seed) == (10, 1), "what an entry does not name stays as it was"
+    assert (steps.model.class_count, steps.seed) == (10, 1), "keys that an entry does not name are unchanged"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:
     write_description(tmp_path, run)
     write_description(tmp_path, read_run("fedfa", ("min_clients=2", "host.type=batch")))
     assert select_outcome_settings(read_description(tmp_path)) == select_outcome_settings(run), (
-        "what takes no part may be another"
+        "settings that do not affect the outcome may differ"
     )
     with pytest.raises(ConfigError, match="begun with other settings, which were changed in seed from 3 to 9"):
         write_description(tmp_path, read_run("fedfa", ("seed=9",)))
@@ -276,7 +276,7 @@ def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:
         read_description(tmp_path / "none")
 
 
-def test_what_takes_part_is_every_field_that_does_not_say_otherwise() -> None:
+def test_the_fingerprint_has_every_field_that_is_not_excluded() -> None:
     parts = json.loads(read_run("quickstart").fingerprint())
     assert not {"min_clients", "deadlines", "keep_rounds", "host"} & set(parts)
     assert "name" not in parts["fleet"]

@@ -149,7 +149,7 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
     for name, values in zip(
         CLIENTS, [(1.0, 4.0, 2.0, 3.0), (-1.0, None, -3.0, -2.0), (5.0, 5.0, 5.0, None)], strict=True
     ):
-        best = {"ada": 1, "bob": 0, "cyd": 2}[name]  # of equals the largest
+        best = {"ada": 1, "bob": 0, "cyd": 2}[name]  # the largest of equal scores
         chosen[name] = state.clients[name].proposals[best].architecture_id
         state, actions = step(PLAN, state, scores(state, name, *values), 3.0)
         assert (replies(actions), list_prepared(actions)) == (["accepted"], [chosen[name]])
@@ -208,7 +208,7 @@ def test_an_update_is_no_answer_to_candidates() -> None:
     assert (replies(actions), after.clients) == (["refused"], state.clients)
 
 
-def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothing() -> None:
+def test_a_client_without_scores_gets_a_size_that_fits_and_a_repetition_gets_nothing() -> None:
     state = start_scoring()
     state, actions = step(PLAN, state, scores(state, "ada", None, None, None, None), 3.0)
     assert (replies(actions), list_prepared(actions)) == (["accepted"], [LARGEST])
@@ -219,10 +219,10 @@ def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothin
     assert (replies(actions), again.clients) == (["duplicate"], state.clients)
     least = PLAN.first.candidates[0].training_memory_bytes["onnx"]
     state, actions = step(PLAN, state, refusal(PLAN, state, "cyd", least), 3.0)
-    assert list_prepared(actions) == [PLAN.space[0].architecture_id], "what is free now decides"
+    assert list_prepared(actions) == [PLAN.space[0].architecture_id], "the memory that is free now decides"
 
 
-def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without() -> None:
+def test_scores_have_half_of_a_round_and_training_goes_on_without_them() -> None:
     state = start_scoring()
     message = scores(state, "ada", 1.0, 2.0, 3.0, 4.0)
     waiting, actions = step(PLAN, state, Tick(), 301.9)
@@ -246,7 +246,7 @@ def test_programs_that_plan_too_much_are_not_scored() -> None:
     assert architectures_of(sending.task) == state.clients["ada"].proposals[:2]
     for few in (whole.result[:1], (whole.result[0], *large[1:]), ()):
         after, actions = step(PLAN, state, replace(whole, result=tuple(few)), 3.0)
-        assert list_prepared(actions) == [LARGEST], "one alone needs no score"
+        assert list_prepared(actions) == [LARGEST], "a single candidate needs no score"
         assert after.clients["ada"].stage == "preparing"
 
 
@@ -295,7 +295,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     assert replies(actions) == ["accepted"]
 
 
-def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
+def test_proposals_are_spread_reproducible_and_within_the_link_budget() -> None:
     context = make_context(FedFA(choice="score", proposals=3))
     propose = context.roles.assigner.propose
     assert propose is not None
@@ -330,7 +330,7 @@ def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
 
 
 def score_by_width(task: Task) -> tuple[float, ...]:
-    """The second smallest is best."""
+    """Scores of which the second smallest candidate has the best."""
     return tuple(float(index == 1) for index in range(len(architectures_of(task))))
 
 
@@ -349,10 +349,10 @@ def play(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> W
 
 
 @pytest.mark.slow
-def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
+def test_a_run_has_the_same_bits_despite_losses_and_kills(tmp_path: Path) -> None:
     calm = play(tmp_path / "calm")
     rows = {(row.client_id, row.architecture_id) for record in calm.notes.records for row in record.clients}
-    assert len(rows) == len(CLIENTS), "sizes stay as they were chosen"
+    assert len(rows) == len(CLIENTS), "sizes do not change after the choice"
     for name, device in calm.devices.items():
         first = device.tasks[0]
         assert (name, architectures_of(first)[1].architecture_id) in rows
@@ -361,6 +361,6 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     assert rough.model_bytes() == calm.model_bytes()
 
 
-def test_a_crash_before_the_task_is_there_prepares_it_anew() -> None:
+def test_after_a_crash_a_task_in_preparation_is_prepared_again() -> None:
     state, actions = propose_candidates()
     assert list_resume_actions(PLAN, state) == actions

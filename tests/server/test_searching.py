@@ -26,7 +26,7 @@ from subfleet.testing.rounds import SUPERNET
 
 
 @pytest.mark.slow
-def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_place_of_the_supernet() -> None:
+def test_generations_are_requested_one_at_a_time_and_their_networks_replace_the_supernet() -> None:
     state, actions = supernet_round(BY_SERVER)
     assert state.phase == "search"
     assert select_requests(GenerationRequest, actions) == [GenerationRequest(round=1, number=1)]
@@ -47,7 +47,7 @@ def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_pla
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(index: int) -> None:
+def test_a_round_of_the_supernet_costs_as_much_as_its_drawn_paths(index: int) -> None:
     """Its record has the cost of the drawn paths, not of the cheapest, and the parameters of sent operators alone."""
     context = BY_SERVER
     close = next(action for action in supernet_round(context)[1] if isinstance(action, Close))
@@ -90,7 +90,7 @@ def add_counts(counts: Iterable[dict[str, int]]) -> Counter[str]:
     return sum(map(Counter, counts), Counter[str]())
 
 
-def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
+def test_a_generation_that_is_not_awaited_changes_nothing() -> None:
     state, actions = supernet_round(BY_SERVER)
     event = complete_generation(BY_SERVER, state, actions)
     after, _ = step(BY_SERVER, state, event, 6.0)
@@ -108,7 +108,7 @@ def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_after_any_generation_finds_the_same(tmp_path: Path) -> None:
     journal = journal_in(tmp_path, BY_SERVER)
     before, (state, actions) = RunState(), supernet_round(BY_SERVER)
     expected, closed = run_search(BY_SERVER, state, actions)

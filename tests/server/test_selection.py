@@ -1,4 +1,4 @@
-"""The clients of a round are a fair sample that follows from seed and round alone."""
+"""The clients of a round are a fair sample that depends on seed and round alone."""
 
 import random
 from collections import Counter
@@ -54,14 +54,14 @@ def test_no_order_makes_a_difference(names: set[str], count: int, seed: int, ord
 
 @pytest.mark.slow
 @given(names=NAMES.filter(bool), count=st.integers(1, 25), seed=SEEDS)
-def test_who_goes_makes_room_for_one_and_moves_no_other(names: set[str], count: int, seed: int) -> None:
+def test_removing_a_drawn_client_keeps_the_others_drawn(names: set[str], count: int, seed: int) -> None:
     before = draw(names, count, seed=seed, round_number=1)
     after = draw(names - {before[0]}, count, seed=seed, round_number=1)
     assert set(before) - {before[0]} <= set(after)
 
 
 @pytest.mark.slow
-def test_every_client_comes_as_often_as_the_others() -> None:
+def test_all_clients_are_drawn_equally_often() -> None:
     names = [f"c{number:02d}" for number in range(50)]
     counts = Counter(name for number in range(2000) for name in draw(names, 10, seed=7, round_number=number))
     # Binomial with mean 400 and a standard deviation of 17.9: 4.5 of them either way.
@@ -76,7 +76,7 @@ def test_rounds_and_seeds_differ() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_gives_tasks_to_those_drawn_alone(tmp_path: Path) -> None:
+def test_only_drawn_clients_get_tasks(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=4, clients_per_round=2, seed=3, deploy_targets=()), fleet())
     world.run()
     for record in world.notes.records:
@@ -93,7 +93,7 @@ def test_a_configured_count_below_0_is_refused() -> None:
     assert config(clients_per_round=1).fingerprint() != config().fingerprint()
 
 
-def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> None:
+def test_methods_get_what_the_server_knows_and_not_what_clients_claim() -> None:
     """More samples than the profile has, and squares below the square of the mean, are not trusted."""
     closed: list[ClosedRound] = []
 

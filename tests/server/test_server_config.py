@@ -95,7 +95,7 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, old: str, new: 
     assert "\n" not in str(caught.value)
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     wrong = WHOLE
     for old, new in (
         ('name = "digits"', 'name = "a/b"'),
@@ -138,7 +138,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert next(text for text in problems if "fedavgg" in text).endswith("; did you mean 'fedavg'?")
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot be read"):
         read_run(tmp_path / "none.toml")
 

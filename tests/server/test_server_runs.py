@@ -163,7 +163,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert world.server.result() == before
 
 
-def test_a_changed_configuration_does_not_take_a_run_up(tmp_path: Path) -> None:
+def test_a_changed_configuration_does_not_resume_a_run(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
     training = replace(world.settings.training, learning_rate=0.05)
     world.settings = replace(world.settings, seed=1, training=training, keep_rounds=9)
@@ -187,7 +187,7 @@ def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
     assert all(state[name].view(torch.int32).equal(start[name].view(torch.int32)) for name in start)
 
 
-def test_what_no_client_held_keeps_its_bits(tmp_path: Path) -> None:
+def test_elements_that_no_client_held_keep_their_bits(tmp_path: Path) -> None:
     fleet_of_small = fleet(memory_budget_bytes=lambda _: SMALL)
     world = finish(World(tmp_path, config(), fleet_of_small))
     state = load_checkpoint(tmp_path / "state" / "checkpoints", 2, world.journal.checkpoint_sha256(2) or "missing")
@@ -218,7 +218,7 @@ def test_a_refusal_for_memory_brings_a_smaller_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "static"])
-def test_models_are_deployed_in_the_wanted_numbers_with_their_accuracy(tmp_path: Path, mode: str) -> None:
+def test_models_are_deployed_in_the_configured_precision_with_their_accuracy(tmp_path: Path, mode: str) -> None:
     world = World(tmp_path, config(rounds=1, deploy_quantisation=mode), fleet())
     models = finish(world).server.result().deployed
     requests = [request for request in world.exports.requests if isinstance(request, InferRequest)]
@@ -305,7 +305,7 @@ def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Be
     assert rows["ada"] == "aggregated"
 
 
-def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:
+def test_a_failed_export_affects_only_its_devices(tmp_path: Path) -> None:
     def planned(request: TrainRequest) -> int:
         if request.target == "executorch":
             raise ExportError("no such lowering")
@@ -366,7 +366,7 @@ def test_a_quorum_closes_a_round_without_the_slowest(tmp_path: Path) -> None:
     slow.step()
 
 
-def test_nobody_there_is_a_failure_with_a_sentence(tmp_path: Path) -> None:
+def test_a_run_without_enough_clients_fails_with_a_reason(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=20, linger_s=0)
     devices = fleet()
     devices.pop("cyd")
@@ -386,7 +386,7 @@ def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> 
     assert sum(row.bytes_up for row in world.server.result().rounds[0].clients) <= world.line.received_bytes
 
 
-def test_blobs_and_checkpoints_of_old_rounds_go(tmp_path: Path) -> None:
+def test_blobs_and_checkpoints_of_old_rounds_are_deleted(tmp_path: Path) -> None:
     world = finish(World(tmp_path, config(rounds=5, keep_rounds=2, deploy_targets=()), fleet()))
     checkpoints = sorted(path.name for path in (tmp_path / "state" / "checkpoints").iterdir())
     assert checkpoints == ["round-000004.safetensors", "round-000005.safetensors"]

@@ -77,13 +77,13 @@ def presence(name: str, *, online: bool) -> Presence:
     return Presence(client_id=name, session_id=f"{name}-1", online=online)
 
 
-def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
+def test_every_round_reports_silent_clients_without_waiting() -> None:
     state, close, now_s = after_a_miss(STRICT)
     assert report(STRICT, close)[0] == pytest.approx(2 / 3)
     for number in (2, 3):
         assert (state.phase, state.round) == ("measure", number)
         state = send_telemetry(STRICT, state, now_s, *OTHERS)
-        assert state.phase == "train", "nobody is waited for"
+        assert state.phase == "train", "no client is awaited"
         state, close = close_round(STRICT, state, now_s, *OTHERS)
         share, rows = report(STRICT, close)
         assert share == pytest.approx(2 / 3)
@@ -94,14 +94,14 @@ def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
     assert report(STRICT, close)[0] == 1.0
 
 
-def test_who_says_that_it_goes_is_not_silent() -> None:
+def test_a_client_that_says_goodbye_is_not_silent() -> None:
     state, _, now_s = after_a_miss(STRICT)
     state, _ = step(STRICT, state, presence("cyd", online=False), now_s)
     _, close = close_round(STRICT, send_telemetry(STRICT, state, now_s, *OTHERS), now_s, *OTHERS)
     assert report(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "aggregated"))
 
 
-def test_who_is_silent_opens_no_round() -> None:
+def test_silent_clients_open_no_round() -> None:
     context = context_of(min_clients=3, rounds=5)
     state = send_telemetry(context, measuring(context), 2.0, *OTHERS)
     late = 2.0 + context.config.deadlines.measure_s
@@ -111,7 +111,7 @@ def test_who_is_silent_opens_no_round() -> None:
     assert step(context, state, Tick(), late)[0].phase == "waiting"
 
 
-def test_a_run_with_a_quorum_tells_of_those_whose_lease_ran_out() -> None:
+def test_a_run_with_a_quorum_reports_clients_with_an_expired_lease() -> None:
     context = context_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
     state, _ = close_round(
         context, send_telemetry(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd"
@@ -126,7 +126,7 @@ def test_a_run_with_a_quorum_tells_of_those_whose_lease_ran_out() -> None:
     assert rows["cyd"] == "missing: it has been silent since round 2"
 
 
-def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
+def test_clients_of_a_journal_count_only_if_they_took_part_or_are_heard() -> None:
     """A run with a quorum does not wait for clients that only its journal knows."""
     context = context_of(min_clients=2, rounds=5, quorum=0.99)
     state, _ = close_round(
@@ -156,7 +156,7 @@ def test_a_profile_alone_is_no_device() -> None:
     assert "ghost" not in report(context, close)[1]
 
 
-def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
+def test_a_client_that_never_took_part_is_forgotten_though_rounds_report_it() -> None:
     context = context_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
     state, _, now_s = after_a_miss(context)
     state = send_telemetry(context, state, now_s, *OTHERS)
@@ -165,7 +165,7 @@ def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
     assert set(state.live.members) == set(OTHERS)
 
 
-def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
+def test_logs_are_replayed_at_once_despite_a_silent_client() -> None:
     context = context_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
     state, _, now_s = after_a_miss(context)
     for name in OTHERS:

@@ -32,7 +32,7 @@ def test_devices_are_asked_for_their_logs_where_sizes_are_kept_and_logs_are_repl
     assert _find_log_quantile(method=HeteroFL(), clock=clock) is None
 
 
-def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_method() -> None:
+def test_log_readings_are_bounded_by_the_runs_limits_and_passed_to_the_method() -> None:
     clock = LogClock(start_s=0.0, step_s=60.0)
     low = LogLow(memory_budget_bytes=4000, downlink_bps=800.0)
     for context, expected in (
@@ -47,7 +47,7 @@ def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_meth
         assert build_question(context, state, state.clients["ada"]).lasting == expected
 
 
-def test_the_program_of_a_size_for_good_is_held_against_the_log_and_that_of_the_smallest_is_not() -> None:
+def test_programs_of_kept_sizes_are_checked_against_the_log_but_for_the_smallest() -> None:
     context = context_of(method=FedFA(), clock=LogClock(start_s=0.0, step_s=60.0))
     state = measuring(context)
     for name in CLIENTS:

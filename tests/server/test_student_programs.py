@@ -56,16 +56,18 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
         }
         assert written == len(pairs - known)
         known |= pairs
-    assert len(known) > len({size for size, _ in known}), "or nothing is shown of students"
+    assert len(known) > len({size for size, _ in known}), "otherwise the test shows nothing of students"
     client = next(iter(state.last.values()))
     alone = {size for size, student in known if not student}
-    assert build_question(context, state, client).written.keys() == alone, "what two networks need says nothing of one"
+    assert build_question(context, state, client).written.keys() == alone, (
+        "the needs of two networks are no evidence for one"
+    )
     assert 0 < len(alone) < len(known)
 
 
 @pytest.mark.slow
 def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every_round(tmp_path: Path) -> None:
-    """Two copies of the smallest took 8.51 MB against 6.14 of one, so that small devices were skipped."""
+    """Two copies of the smallest network took 8.51 MB instead of 6.14 MB, so that small devices were skipped."""
     smallest = context_of(method=FjORD()).first.candidates[0].training_memory_bytes["onnx"]
 
     def planned(request: TrainRequest) -> int:

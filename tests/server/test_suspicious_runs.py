@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 def magnify(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """Finite, and 10^6 times the weights."""
+    """A finite change of 10^6 times the weights."""
     return {name: (1e6 * array + 1e5).astype(np.float32) for name, array in weights.items()}
 
 
@@ -68,7 +68,7 @@ def small_fleet() -> dict[str, Behaviour]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("honest_fleet", [fleet, small_fleet], ids=["four", "three"])
-def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(honest_fleet: Any, tmp_path: Path) -> None:
+def test_an_attacked_run_has_the_bits_of_the_honest_clients_alone(honest_fleet: Any, tmp_path: Path) -> None:
     honest = run_to_end(
         World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), honest_fleet())
     )
@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(honest_flee
 
 
 @pytest.mark.slow
-def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path) -> None:
+def test_by_default_a_far_update_is_scaled_and_reported(tmp_path: Path) -> None:
     honest = run_to_end(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), fleet()))
     world = run_to_end(
         World(tmp_path / "attacked", settings(outliers="auto"), {**fleet(), "eve": Behaviour(change=magnify)})
@@ -112,11 +112,11 @@ def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_run_that_only_reports_says_so_and_has_the_bits_of_one_that_does_not_look(tmp_path: Path) -> None:
-    def far(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def test_a_run_that_only_reports_outliers_has_the_bits_of_one_without_detection(tmp_path: Path) -> None:
+    def enlarge_changes(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
         return {name: 300 * change for name, change in small_change(weights, task.client_id, task.round, 0.1).items()}
 
-    devices = {**fleet(), "eve": Behaviour(change=far)}
+    devices = {**fleet(), "eve": Behaviour(change=enlarge_changes)}
     off, reporting = (
         run_to_end(World(tmp_path / name, settings(outliers=name), devices)) for name in ("off", "report")
     )
@@ -170,7 +170,7 @@ def test_a_server_that_dies_between_detection_and_the_next_aggregate_ends_with_t
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_a_run_that_diverges_in_every_attempt_fails_with_a_reason(tmp_path: Path) -> None:
     world = World(tmp_path, settings(), fleet(change=magnify))
     world.run()
     assert world.server.state.phase == "failed"
@@ -181,7 +181,7 @@ def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: 
 
 
 @pytest.mark.slow
-def test_what_cannot_be_aggregated_is_refused_when_it_comes_and_each_round_is_aggregated_once(
+def test_an_unusable_update_is_refused_on_arrival_and_each_round_is_aggregated_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aggregates: list[ModelState] = []
@@ -201,15 +201,15 @@ def test_what_cannot_be_aggregated_is_refused_when_it_comes_and_each_round_is_ag
 
 
 @pytest.mark.slow
-def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_goes_on_while_an_update_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, released = threading.Event(), threading.Event()
 
-    def slow(*arguments: Any, **options: Any) -> Any:
+    def check_slowly(*arguments: Any, **options: Any) -> Any:
         started.set()
         assert released.wait(60)
         return check_update(*arguments, **options)
 
-    monkeypatch.setattr(checking, "check_update", slow)
+    monkeypatch.setattr(checking, "check_update", check_slowly)
     world = World(tmp_path, settings(), fleet())
     finish, world.server.finish = world.server.finish, lambda **_: None  # type: ignore[method-assign]  # time does not stand
     # The first check is slow where nothing was loaded yet, and turns take nearly no time.
@@ -223,7 +223,7 @@ def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypat
     assert {status for name in world.devices for status in statuses(world, name)} == {"aggregated"}
 
 
-def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> None:
+def test_an_update_that_is_offered_twice_is_checked_once(tmp_path: Path) -> None:
     context, blobs = context_of(), BlobStore(tmp_path)
     state = training(context)
     offered = replace(update(context, state, "ada"), blob=blobs.add(b"no container"))

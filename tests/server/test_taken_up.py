@@ -24,7 +24,7 @@ def parts(**changes: Any) -> dict[str, Any]:
     return plain
 
 
-def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
+def test_the_same_settings_or_more_rounds_are_resumable() -> None:
     assert not check_resumable("the run", parts(), parts(), REMEDY)
     assert check_resumable("the run", parts(rounds=2), parts(rounds=3), REMEDY)
 
@@ -44,13 +44,13 @@ def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
         ),
     ],
 )
-def test_anything_else_is_named_key_by_key(before: dict[str, Any], after: dict[str, Any], message: str) -> None:
+def test_other_changes_are_named_key_by_key(before: dict[str, Any], after: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_resumable("the run", parts(**before), parts(**after), REMEDY)
     assert str(caught.value) == message
 
 
-def test_where_the_last_round_differs_from_the_others_there_can_be_no_more() -> None:
+def test_rounds_cannot_be_added_after_a_special_last_round() -> None:
     before, after = ({**parts(rounds=number), "norms": "calibrated"} for number in (2, 3))
     with pytest.raises(ConfigError, match="its last round measures them; restore that"):
         check_resumable("the run", before, after, REMEDY)
@@ -66,7 +66,7 @@ def test_the_journal_names_every_changed_key_with_both_values(tmp_path: Path) ->
     engine.dispose()
 
 
-def test_a_folder_names_what_differs_and_keeps_what_a_run_came_to_before_it_went_on(tmp_path: Path) -> None:
+def test_a_folder_names_changed_settings_and_keeps_the_earlier_summary(tmp_path: Path) -> None:
     run = read_run("fedfa", ("rounds=5",))
     write_description(tmp_path, run)
     with pytest.raises(ConfigError, match="changed in seed from 3 to 9; restore that, choose another --name"):
@@ -82,7 +82,7 @@ def test_a_folder_names_what_differs_and_keeps_what_a_run_came_to_before_it_went
 
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", [(), ("onnx",)])
-def test_a_run_that_is_over_goes_on_with_the_bits_of_one_that_was_begun_with_more_rounds(
+def test_a_finished_run_with_raised_rounds_has_the_bits_of_a_longer_run(
     targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     world = World(tmp_path / "raised", config(rounds=2, deploy_targets=targets), fleet())

@@ -44,7 +44,7 @@ def run_of(model: Family, objective: str, **changes: Any) -> Run:
 
 
 @pytest.mark.parametrize("objective", TASK_KINDS)
-def test_each_kind_goes_with_families_that_have_outputs_of_what_is_labelled(objective: str) -> None:
+def test_each_kind_fits_families_with_outputs_of_its_labels(objective: str) -> None:
     for model in (MLP, FCN, DECODER):
         if model in MODELS[objective]:
             assert run_of(model, objective).label_shape is not None
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_combined_is_refused_in_one_sentence(name: str) -> None:
+def test_settings_that_do_not_fit_are_refused_with_one_error(name: str) -> None:
     model, objective, changes, words = REFUSED[name]
     with pytest.raises(ValueError, match=words) as caught:
         run_of(model, objective, **changes)
@@ -139,14 +139,14 @@ TAUGHT = ObjectiveSettings(name="cross_entropy", label_smoothing=0.1)
 
 @pytest.mark.parametrize("option", [{"label_smoothing": 0.1}, {"class_mask": True}, {"distillation": "mutual"}])
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "mean_squared_error"])
-def test_context_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
+def test_settings_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="knows no classes"):
         ObjectiveSettings(name=name, **option)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", [PowerOfChoice(), Standalone(), FedTrans(stop_rounds=0)])
 @pytest.mark.parametrize("objective", TASK_KINDS)
-def test_what_is_defined_for_a_kind_goes_with_it(objective: str, method: Any) -> None:
+def test_methods_defined_for_a_kind_fit_it(objective: str, method: Any) -> None:
     model = MODELS[objective][0]
     assert (
         run_of(model, objective, method=method, evaluation=read_run("power_of_choice").evaluation).label_shape
@@ -154,12 +154,12 @@ def test_what_is_defined_for_a_kind_goes_with_it(objective: str, method: Any) ->
     )
 
 
-def test_one_number_is_split_by_its_tenths_and_devices_may_bring_what_they_like() -> None:
+def test_one_number_is_partitioned_by_tenths_and_own_data_need_no_partition() -> None:
     run_of(ONE, "mean_squared_error", **emulation("dirichlet"))
     run_of(MLP, "binary_cross_entropy", **emulation("dirichlet", data="own.npz"))
 
 
-def test_paths_are_scored_by_devices_where_their_word_has_a_bound() -> None:
+def test_devices_score_paths_only_if_their_scores_are_bounded() -> None:
     text = ["data.partition={name='iid'}", "training.objective.name=mean_squared_error"]
     assert isinstance(read_run("fedoras", text).method, FedorAS)
     assert isinstance(read_run("fedoras", text).model, ChoiceCnn)

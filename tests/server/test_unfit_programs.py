@@ -102,7 +102,7 @@ def refuse_task(state: RunState, reason: RefusalReason) -> RunState:
 
 
 @pytest.mark.parametrize("reason", ["runtime", "program"])
-def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
+def test_a_device_does_not_get_a_size_again_that_it_cannot_run(
     reason: Literal["runtime", "program"],
 ) -> None:
     state, _ = assign_sizes(PLAN, measuring(PLAN))
@@ -110,25 +110,25 @@ def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
     state = refuse_task(state, reason)
     client = state.clients["ada"]
     assert (client.stage, client.refusals) == ("preparing", (f"{reason}: no kernel",))
-    assert client.size == PLAN.space[-2], "another program may do without what the runtime lacks"
+    assert client.size == PLAN.space[-2], "another program may not need the operator that the runtime lacks"
     assert client.limit == reason
     assert state.unfit == {f"ada/onnx/{first}": Obstacle(limit=reason, why=f"{reason}: no kernel")}
     state, _ = assign_sizes(PLAN, close_round(PLAN, state))
-    assert state.clients["ada"].refusals == (), "each round tells its own"
+    assert state.clients["ada"].refusals == (), "each round has its own refusals"
     assert size_of(state.clients["ada"]) == PLAN.space[-2].architecture_id
-    assert state.clients["ada"].limit == reason, "in later rounds, too"
-    assert {size_of(state.clients[name]) for name in CLIENTS[1:]} == {first}, "others may have it"
+    assert state.clients["ada"].limit == reason, "in later rounds as well"
+    assert {size_of(state.clients[name]) for name in CLIENTS[1:]} == {first}, "other clients may have it"
 
 
 @pytest.mark.parametrize(
     "reason", [reason for reason, course in REFUSALS.items() if course.limit not in LASTING_LIMITS]
 )
-def test_what_says_nothing_of_the_program_is_not_remembered(reason: RefusalReason) -> None:
+def test_refusals_for_other_reasons_are_not_remembered(reason: RefusalReason) -> None:
     assert refuse_task(assign_sizes(PLAN, measuring(PLAN))[0], reason).unfit == {}
 
 
 @pytest.mark.parametrize("reason", ["link", "compute"])
-def test_a_task_that_a_device_has_no_time_for_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
+def test_a_task_that_takes_too_long_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
     """As often as a round has attempts; the memory budget stays the same."""
     state, _ = assign_sizes(PLAN, measuring(PLAN))
     budget, tried = state.clients["ada"].offer.budget, []
@@ -144,7 +144,7 @@ def test_a_task_that_a_device_has_no_time_for_is_followed_by_a_smaller_one(reaso
 
 
 def test_a_runtime_that_refuses_every_program_ends_its_round_refused_and_its_run_skipped() -> None:
-    """As many sizes as there are attempts are tried in a round, none twice in the run."""
+    """A round tries as many sizes as it has attempts, and a run none twice."""
     state, _ = assign_sizes(PLAN, measuring(PLAN))
     tried = []
     while state.clients["ada"].stage == "preparing":
@@ -208,7 +208,7 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     assert propose_sizes(context, state, replace(state.clients["bob"], stage="answered"))[0].stage == "scoring"
 
 
-def test_a_device_that_starts_anew_is_given_anything_again() -> None:
+def test_a_restart_forgets_refusals() -> None:
     state = refuse_task(assign_sizes(PLAN, measuring(PLAN))[0], "runtime")
     assert update_profile(state, "ada").unfit == state.unfit, "the same profile comes with every heartbeat"
     assert update_profile(state, "bob", session_id="bob-2").unfit == state.unfit
@@ -290,7 +290,7 @@ def test_a_known_program_with_an_operator_that_the_device_lacks_is_not_given() -
     assert [client.size for _, client in sorted(state.clients.items())] == [PLAN.space[1], PLAN.space[3], PLAN.space[3]]
 
 
-def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
+def test_the_reason_names_the_missing_operator_if_no_size_is_left() -> None:
     state = update_profile(measuring(PLAN), "ada", operators=("Conv",))
     state, _ = assign_sizes(PLAN, replace(state, written=known_programs(PLAN, EVERY)))
     assert state.clients["ada"].reason == (
@@ -298,9 +298,9 @@ def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
     )
 
 
-def test_where_no_size_can_be_written_the_reason_says_so() -> None:
-    none = ProgramFacts(planned_peak_bytes=None)
-    unwritable = {key: replace(program, facts=none) for key, program in known_programs(PLAN, EVERY).items()}
+def test_the_reason_is_reported_if_no_size_can_be_written() -> None:
+    unwritten = ProgramFacts(planned_peak_bytes=None)
+    unwritable = {key: replace(program, facts=unwritten) for key, program in known_programs(PLAN, EVERY).items()}
     state, _ = assign_sizes(
         PLAN, replace(update_profile(measuring(PLAN), "bob", runtimes=("executorch",)), written=unwritable)
     )
@@ -323,7 +323,7 @@ def test_a_run_goes_on_without_the_device_whose_runtime_lacks_an_operator(tmp_pa
         assert (bob.status, cyd.status) == ("aggregated", "aggregated")
 
 
-def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
+def test_a_search_avoids_operators_that_the_device_lacks() -> None:
     context = context_of(rounds=4, method=DynamicSelection(distillation=None, estimates="estimated"))
     state = update_profile(measuring(context), "ada", operators=("Conv",))
     state, exports = assign_sizes(context, replace(state, written=known_programs(context, {3: CALLED, 2: ("Conv",)})))
@@ -346,7 +346,9 @@ def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> Non
     few, many = (budget_of(context, samples) for samples in (20, 2000))
     assert few == many == int(60_000 * 2.0 / (3 * context.config.training.batch_size))
     both = context_of(batch_s=2.0, training_s=4.0)
-    assert (budget_of(both, 1), budget_of(both, 2000)) == (few, int(60_000 * 4.0 / (3 * 2000))), "the narrower counts"
+    assert (budget_of(both, 1), budget_of(both, 2000)) == (few, int(60_000 * 4.0 / (3 * 2000))), (
+        "the smaller budget counts"
+    )
 
 
 def budget_of(context: RunContext, samples: int) -> int | None:
@@ -370,7 +372,7 @@ def test_training_keeps_within_the_seconds_that_a_device_gives_to_it(
     ]  # of 10 samples
     fitting = [index for index, needed in enumerate(seconds) if not training_s or needed <= training_s]
     assert ada.size == (context.space[fitting[-1]] if fitting else None)
-    assert bob.size == context.space[-1], "it does not tell what it computes in a second"
+    assert bob.size == context.space[-1], "it does not declare its speed"
     if not fitting:
         assert ada.reason.startswith(
             f"no submodel fits: the smallest takes {context.first.candidates[0].forward_macs} multiply"

@@ -9,7 +9,7 @@ from subfleet.protocol.errors import RunError
 
 
 @pytest.mark.slow
-def test_checks_are_made_again_until_the_end() -> None:
+def test_checks_are_repeated_until_the_end() -> None:
     checks = threading.Semaphore(0)
     stop = threading.Event()
     with watch([checks.release], stop) as raise_failure:
@@ -20,7 +20,7 @@ def test_checks_are_made_again_until_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_a_check_that_cannot_mend_stops_the_run_and_says_why() -> None:
+def test_a_failed_check_stops_the_run_with_its_error() -> None:
     def fail() -> None:
         raise RunError("the client pi-4 ended with exit code 31")
 

@@ -36,7 +36,7 @@ def _cap(weights: list[float], max_fraction: float) -> list[Fraction]:
 
 
 @given(WEIGHTS, SHARES)
-def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], max_fraction: float) -> None:
+def test_no_client_has_more_than_the_fraction_of_the_capped_weights(weights: list[float], max_fraction: float) -> None:
     capped = _cap(weights, max_fraction)
     share = Fraction(str(max_fraction))
     if len(weights) * share <= 1:
@@ -47,7 +47,7 @@ def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], 
 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
-def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max_fraction: float) -> None:
+def test_weights_are_lowered_no_further_than_the_fraction_requires(weights: list[float], max_fraction: float) -> None:
     share, limit = Fraction(str(max_fraction)), find_fraction_limit(weights, max_fraction)
     if limit is None:
         assert max(weights) <= share * sum(map(Fraction, weights)) or len(set(weights)) == 1
@@ -56,7 +56,7 @@ def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max
     assert any(weight > limit for weight in weights)
     assert all(after == min(weight, limit) for weight, after in zip(weights, capped, strict=True))
     if len(weights) * share > 1:
-        # The heaviest have their share to the last digit.
+        # The heaviest have exactly the permitted fraction.
         assert limit == share * sum(capped)
 
 
@@ -75,7 +75,7 @@ def test_a_share_of_one_lowers_nothing(weights: list[float]) -> None:
 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
-def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_fraction: float) -> None:
+def test_capped_weights_are_not_capped_again(weights: list[float], max_fraction: float) -> None:
     capped = [float(weight) for weight in _cap(weights, max_fraction)]
     limit = find_fraction_limit(capped, max_fraction)
     # Only rounding to floats may remain.
@@ -101,7 +101,7 @@ def test_limits_worked_out_by_hand(weights: list[float], max_fraction: float, li
     assert find_fraction_limit(weights, max_fraction) == limit
 
 
-def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
+def test_an_update_counts_no_more_samples_than_its_profile() -> None:
     clients = _clients({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
     weights = weigh_round(count_samples, clients, 0.5)
     assert {name: weight.counted for name, weight in weights.items()} == {"ada": 30, "bob": 30, "cyd": 20}

@@ -74,7 +74,7 @@ def _list_requested_first(world: World) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) -> None:
+def test_a_run_that_writes_ahead_has_the_same_bits_after_a_kill(tmp_path: Path) -> None:
     calm = _run(tmp_path / "calm", set())
     first, second, _ = calm.notes.records
     assert first.programs_written > 0

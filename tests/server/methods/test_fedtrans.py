@@ -170,7 +170,7 @@ def test_exactly_the_cells_that_move_most_are_changed(
     assert context.carried_by(born)
 
 
-def test_cells_at_random_are_as_many_others() -> None:
+def test_random_cells_are_as_many_but_different() -> None:
     moves = {"section0.block1": 0.2, "section1.block1": 0.19}
     drawn = set()
     for number in range(12):
