@@ -90,7 +90,7 @@ class JobContext:
             TrainingError: it is stopped.
         """
         if self.stopped():
-            raise TrainingError(f"{message}; its task must be taken up anew")
+            raise TrainingError(f"{message}; its task must be started again")
 
 
 @contextmanager

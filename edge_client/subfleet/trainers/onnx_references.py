@@ -21,7 +21,7 @@ _END_OF_TAGS = 2**32
 _MOST_DEPTH = 100
 """The usual limit on nesting of protocol buffer readers."""
 _MOST_FIELDS = 1_000_000
-"""Nodes of one program; the largest exported programs have thousands."""
+"""The most fields of one program; the largest exported programs have thousands."""
 
 # From onnx.proto: by kind of message, the fields with messages that may contain a tensor or a node.
 _INNER: Mapping[str, Mapping[int, str]] = MappingProxyType(
