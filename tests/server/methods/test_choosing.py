@@ -165,7 +165,7 @@ def test_one_liar_moves_a_trimmed_mean_no_further_than_the_honest_are(
 @pytest.mark.parametrize("kind", [Oort(model="smallest"), PowerOfChoice(), PyramidFL(oort=Oort(model="smallest"))])
 @pytest.mark.parametrize("claim", ["loss", "samples", "both"])
 def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any, count: int, claim: str) -> None:
-    """One of 20 clients claims a loss of 1e30 or 2^40 samples: in 40 rounds it gets 1.5 times its turn, and draws."""
+    """One of 20 clients claims a loss of 1e30 or 2^40 samples: it is chosen 1.5 times its turn, plus random draws."""
     roles, last, chance = kind.roles(), dict[str, LastUpdate](), random.Random(count)
     memory, times, names = roles.memory.initial, Counter[str](), [f"c{index:02d}" for index in range(20)]
     loss, samples = (1e30 if claim != "samples" else 1.0), (2**40 if claim != "loss" else 10)

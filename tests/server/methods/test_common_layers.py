@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("sharing", SHARINGS)
 def list_averaged(
     context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, number: int = 1
 ) -> set[str]:
-    """Return the tensors of a client that changed by something else than its own update."""
+    """Return the tensors of a client that changed by anything other than its own update."""
     received, trained = (
         extract(context.network, context.space[client.size], view_model(context, s, client)) for s in (before, after)
     )

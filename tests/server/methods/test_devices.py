@@ -165,7 +165,7 @@ def test_a_model_is_used_evaluated_and_scored_where_it_is(norms: Any, other_devi
 
 @pytest.mark.parametrize("share", mostly_long(["transform", "crop"], "transform"))
 def test_networks_grow_and_share_where_the_model_is(share: Any, other_device: torch.device, tmp_path: Path) -> None:
-    """Wider and deeper ones, with noise, in both directions."""
+    """Networks become wider and deeper, with noise, and share in both directions."""
     method = replace(METHOD, share=share, large_to_small=True, noise=0.1, alpha=0.0)
     (here, lineages), (there, same) = (family(method, tmp_path / str(device), device) for device in (CPU, other_device))
     assert lineages == same

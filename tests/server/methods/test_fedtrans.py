@@ -210,7 +210,7 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
     [
         ({"beta": -1.0}, {}, True),
         ({"gamma": 2}, {}, True),  # too few rounds yet
-        ({}, {}, False),  # nobody could train it
+        ({}, {}, False),  # no client could train it
         ({}, {"losses": ()}, True),
     ],
 )

@@ -194,7 +194,7 @@ def add(left: Direction, right: Direction) -> Direction:
 )
 @pytest.mark.parametrize("norms", mostly_long(["absolute", "relative"], "relative"))
 def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, Direction], Direction]) -> None:
-    """Whatever it sends, and under however many names it comes back."""
+    """This holds whatever the client sends, and under however many names it returns."""
     method = Sattler(warmup_rounds=0, norms=norms)
     method = replace(method, mean_norm=0.3, max_norm=0.5) if norms == "relative" else method
     splits, memory = play_returning(method, lie)

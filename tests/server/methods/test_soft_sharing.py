@@ -1,4 +1,4 @@
-"""FedTrans: what the networks of a lineage give to each other."""
+"""FedTrans: how the networks of a lineage share weights."""
 
 from dataclasses import replace
 from itertools import pairwise
