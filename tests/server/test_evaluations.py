@@ -358,7 +358,7 @@ def test_the_journal_keeps_open_and_finished_evaluations(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(3, marks=pytest.mark.long)])
-def test_a_server_that_is_killed_anywhere_comes_to_the_same(kills: int, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_anywhere_has_the_same_results(kills: int, tmp_path: Path) -> None:
     def evaluate(weights: Mapping[str, Any], evaluation_task: Task) -> tuple[float, float]:
         return float(sum(np.abs(array).sum() for array in weights.values())), 0.5
 

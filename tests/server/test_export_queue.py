@@ -389,11 +389,11 @@ def test_the_journal_restores_pool_plans_and_queue_and_the_search_continues_alik
     journal.save(RunState(), state)
     loaded = Journal(open_database(tmp_path), run_id).load(9.0)
     assert (loaded.pool, loaded.queue, dict(loaded.written)) == (state.pool, state.queue, dict(state.written))
-    there, back = (
+    uninterrupted, resumed = (
         _assign(fresh, aggregate(fresh, replace(run, live=replace(run.live, members=state.live.members)))[0], BUDGETS)
         for fresh, run in ((context, state), (context_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
     )
-    assert [(client.size, request_program(client)) for client in there[0].clients.values()] == [
-        (client.size, request_program(client)) for client in back[0].clients.values()
+    assert [(client.size, request_program(client)) for client in uninterrupted[0].clients.values()] == [
+        (client.size, request_program(client)) for client in resumed[0].clients.values()
     ]
-    assert (there[1], there[0].pool) == (back[1], back[0].pool)
+    assert (uninterrupted[1], uninterrupted[0].pool) == (resumed[1], resumed[0].pool)

@@ -42,7 +42,7 @@ from subfleet.testing.rounds import with_steps
 
 @pytest.mark.parametrize("method", [None, Oort()])
 @pytest.mark.parametrize("drawn_count", [1, 2])
-def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, drawn_count: int) -> None:
+def test_extras_are_asked_beside_the_selected_clients(method: Oort | None, drawn_count: int) -> None:
     settings = {} if method is None else {"method": method}
     context = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=drawn_count, **settings)
     state = measuring(context)

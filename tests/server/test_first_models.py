@@ -97,9 +97,9 @@ def test_a_taken_model_equals_one_that_is_written_out(grown: Path, network: str,
 
 
 def test_a_value_with_a_slash_is_a_path_and_any_other_is_a_run_name(grown: Path) -> None:
-    there = resolve_model(borrow(run=str(grown / "grown")), Path("elsewhere"))
-    assert there == resolve_model(borrow(run="grown"), grown)
-    assert resolve_model(there, Path("elsewhere")) is there, "its model is resolved"
+    resolved = resolve_model(borrow(run=str(grown / "grown")), Path("elsewhere"))
+    assert resolved == resolve_model(borrow(run="grown"), grown)
+    assert resolve_model(resolved, Path("elsewhere")) is resolved, "its model is resolved"
 
 
 def test_a_run_that_waits_for_its_model_is_not_begun() -> None:

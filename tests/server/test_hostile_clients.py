@@ -161,7 +161,7 @@ def test_claimed_samples_are_bounded_as_the_table_shows(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [3.4e38, -3.4e38])
 @pytest.mark.parametrize("method", [FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0), Oort()])
-def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_path: Path) -> None:
+def test_a_loss_of_any_size_ends_no_run(method: AnyMethod, loss: float, tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=3, deploy_targets=(), method=method), {**fleet(), "eve": Behaviour()})
     world.devices["eve"].behaviour.says = change_updates(loss=loss)
     world.run(until=lambda: world.server.state.aggregated_round == 2)

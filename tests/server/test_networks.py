@@ -98,7 +98,7 @@ def grow_network(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple
 
 
 @given(left=architectures, right=architectures, student=st.none() | architectures)
-def test_what_is_known_by_a_submodels_id_is_known_by_its_network(
+def test_the_id_of_a_submodel_depends_on_its_network(
     left: Architecture, right: Architecture, student: Architecture | None
 ) -> None:
     same = left == right
@@ -127,7 +127,7 @@ def test_a_submodel_of_one_network_is_none_of_another() -> None:
     assert all(size.name.startswith("a ") for size in other.space)
 
 
-def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
+def test_submodels_of_two_networks_have_two_keys(tmp_path: Path) -> None:
     state, _ = grow_network(COPY, draw_state(CONTEXT.network))
     views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
     keys = set()
@@ -293,7 +293,7 @@ def retire_network(context: RunContext) -> tuple[RunState, RunState]:
     return state, after
 
 
-def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
+def test_a_retired_network_is_forgotten() -> None:
     context = context_with_settings(method=HeteroFL())
     before, after = retire_network(context)
     assert [lineage.id for lineage in list_living_lineages(context, after)] == ["", "b"]

@@ -213,7 +213,7 @@ def play(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", mostly_long(METHODS, METHODS[0], METHODS[3]), ids=repr)
-def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: AnyMethod, tmp_path: Path) -> None:
+def test_a_union_grows_with_new_clients_despite_losses_and_kills(method: AnyMethod, tmp_path: Path) -> None:
     calm = play(tmp_path / "calm", method)
     states = [{row.client_id: row.status for row in record.clients} for record in calm.notes.records]
     assert states[0]["cyd"].startswith("skipped: the device is not available")

@@ -108,7 +108,7 @@ def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_after_any_generation_finds_the_same(tmp_path: Path) -> None:
     journal = journal_in(tmp_path, BY_SERVER)
     before, (state, actions) = RunState(), supernet_round(BY_SERVER)
     expected, closed = run_search(BY_SERVER, state, actions)

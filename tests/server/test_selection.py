@@ -93,7 +93,7 @@ def test_a_configured_count_below_0_is_refused() -> None:
     assert config(clients_per_round=1).fingerprint() != config().fingerprint()
 
 
-def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> None:
+def test_methods_get_what_the_server_knows_and_not_what_clients_claim() -> None:
     """More samples than the profile has, and squares below the square of the mean, are not trusted."""
     closed: list[ClosedRound] = []
 

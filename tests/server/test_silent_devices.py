@@ -77,7 +77,7 @@ def presence(name: str, *, online: bool) -> Presence:
     return Presence(client_id=name, session_id=f"{name}-1", online=online)
 
 
-def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
+def test_every_round_reports_silent_clients_without_waiting() -> None:
     state, close, now_s = after_a_miss(STRICT)
     assert report(STRICT, close)[0] == pytest.approx(2 / 3)
     for number in (2, 3):
@@ -94,14 +94,14 @@ def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
     assert report(STRICT, close)[0] == 1.0
 
 
-def test_who_says_that_it_goes_is_not_silent() -> None:
+def test_a_client_that_says_goodbye_is_not_silent() -> None:
     state, _, now_s = after_a_miss(STRICT)
     state, _ = step(STRICT, state, presence("cyd", online=False), now_s)
     _, close = close_round(STRICT, send_telemetry(STRICT, state, now_s, *OTHERS), now_s, *OTHERS)
     assert report(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "aggregated"))
 
 
-def test_who_is_silent_opens_no_round() -> None:
+def test_silent_clients_open_no_round() -> None:
     context = context_of(min_clients=3, rounds=5)
     state = send_telemetry(context, measuring(context), 2.0, *OTHERS)
     late = 2.0 + context.config.deadlines.measure_s
