@@ -173,7 +173,8 @@ def compare_macs(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
             first_macs, other_macs = (
                 [compute_figures(entrant.runs[seed])["gmacs"] for seed in seeds] for entrant in (first, other)
             )
-            yield f"{statistics.fmean(own / reference for own, reference in zip(first_macs, other_macs, strict=True)):.2f}"
+            ratios = (own / reference for own, reference in zip(first_macs, other_macs, strict=True))
+            yield f"{statistics.fmean(ratios):.2f}"
 
 
 def build_tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:

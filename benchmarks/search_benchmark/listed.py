@@ -32,7 +32,7 @@ class ListedSearch:
         """Return the same search, which already has its cost estimates."""
         return self
 
-    def learn(self, found: Sequence[FoundSize]) -> "ListedSearch":
+    def learn(self, sizes: Sequence[FoundSize]) -> "ListedSearch":
         """Return the same search: the list is fixed."""
         return self
 
