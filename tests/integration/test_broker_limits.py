@@ -186,7 +186,4 @@ def test_devices_adapt_to_a_limit_that_the_server_found(tmp_path: Path, data: Da
     with _open_fleet(tmp_path, ("message_size_limit 9000",), data, exports, tries_limits=True) as fleet:
         assert fleet.sizes.chunk_bytes == fleet.known.chunk_bytes == 7_680
         assert fleet.play() == ["aggregated", "aggregated"]
-        assert any(
-            "chunks: those of 7680 bytes come through, larger ones do not" in message
-            for message in fleet.notes.messages
-        )
+        assert any("chunks: only sizes up to 7680 bytes are delivered" in message for message in fleet.notes.messages)

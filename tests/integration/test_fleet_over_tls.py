@@ -137,8 +137,8 @@ def test_the_recipe_works_and_a_taken_lock_ends_device_and_server(fleet: Fleet) 
         _claim_until_end(fleet, "subfleet-server", topics.all(Claim.KIND), server)
         assert (device.process.wait(), server.process.wait()) == (ExitCode.TAKEN, ExitCode.TAKEN)
     outputs = device.output.read_text(encoding="utf-8"), server.output.read_text(encoding="utf-8")
-    assert "another device of the id 'short' was in this fleet first; give this one another with --id" in outputs[0]
-    assert "run 'short' serves this fleet on this broker already; choose another fleet" in outputs[1]
+    assert "another device with the id 'short' joined this fleet first; choose another --id" in outputs[0]
+    assert "run 'short' already serves this fleet on this broker; choose another fleet" in outputs[1]
     assert not any("Traceback" in text or password in text for text in outputs for password in PASSWORDS.values())
 
 

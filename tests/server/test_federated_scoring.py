@@ -67,8 +67,8 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     requests = select_requests(EvaluationRequest, actions)
     assert len(requests) == len(state.clients) == 2
     assert state.live.scores is not None
-    assert state.live.scores.made.generation is not None
-    paths = state.live.scores.made.generation.paths
+    assert state.live.scores.proposed.generation is not None
+    paths = state.live.scores.proposed.generation.paths
     for index, (name, choice) in enumerate(BY_DEVICES.network.choices.items()):
         held = dict(requests[0].participant.architecture.choices).get(name, choice.operators)
         assert set(held) == {path[index] for path in paths}
@@ -84,7 +84,7 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     context = context_with(replace(SCORING, scoring_rounds=2), max_client_fraction=share)
     state, actions = open_scoring(context)
     assert state.live.scores is not None
-    central = state.live.scores.made.scores
+    central = state.live.scores.proposed.scores
     participants, record = list[set[str]](), None
     for now_s in (7.0, 8.0):
         state = send_scoring_tasks(state, actions, context, now_s)
@@ -149,7 +149,7 @@ def test_a_device_that_refuses_or_is_silent_delays_no_other(central: bool) -> No
     if central:
         assert state.live.scores is not None
         assert [action.scores for action in actions if isinstance(action, CloseGeneration)] == [
-            state.live.scores.made.scores
+            state.live.scores.proposed.scores
         ]
     else:
         assert late.phase == "failed"

@@ -207,7 +207,7 @@ def test_a_loop_within_the_body_of_another_node_is_refused_too() -> None:
     [
         (b"\x30\x00\x00\x00ORTM", "own format"),
         (b"\x3a", "a number is truncated"),
-        (b"\x3a\x05\x00", "has 5 bytes, but only 1 bytes remain"),
+        (b"\x3a\x05\x00", "a field has 5 bytes, but only 1 are left"),
         (b"\x3b\x3c", "wire type 3"),
         (b"\x00\x01", "the tag 0"),
         # A tag that other parsers truncate to 32 bits and read as the graph.

@@ -39,12 +39,12 @@ def _examine(address: BrokerAddress) -> BrokerReport:
     [
         ("", BrokerTerms(), CHUNK_BYTES, {}),
         ("message_size_limit 65536", BrokerTerms(), CHUNK_BYTES, {}),
-        ("message_size_limit 20000", BrokerTerms(), 15_360, {"chunks": "those of 15360 bytes come through, larger"}),
-        ("message_size_limit 1000", BrokerTerms(), None, {"chunks": "not even those of 3840 bytes, the smallest"}),
+        ("message_size_limit 20000", BrokerTerms(), 15_360, {"chunks": "only sizes up to 15360 bytes are delivered"}),
+        ("message_size_limit 1000", BrokerTerms(), None, {"chunks": "not even the smallest, of 3840 bytes"}),
         ("max_packet_size 65536", BrokerTerms(message_bytes=65536), CHUNK_BYTES, {}),
-        ("max_packet_size 20000", BrokerTerms(message_bytes=20000), 15_360, {"chunks": "those of 15360 bytes"}),
-        ("retain_available false", BrokerTerms(retains=False), CHUNK_BYTES, {"retained messages": "keeps none"}),
-        ("max_qos 0", BrokerTerms(qos=0), CHUNK_BYTES, {"quality of service": "takes 0 only"}),
+        ("max_packet_size 20000", BrokerTerms(message_bytes=20000), 15_360, {"chunks": "only sizes up to 15360 bytes"}),
+        ("retain_available false", BrokerTerms(retains=False), CHUNK_BYTES, {"retained messages": "not supported"}),
+        ("max_qos 0", BrokerTerms(qos=0), CHUNK_BYTES, {"quality of service": "supports only 0"}),
         ("max_keepalive 10", BrokerTerms(keepalive_s=10), CHUNK_BYTES, {}),
         ("max_inflight_messages 1", BrokerTerms(), CHUNK_BYTES, {}),
         ("max_queued_messages 1", BrokerTerms(), CHUNK_BYTES, {}),
@@ -61,7 +61,7 @@ def test_each_limit_is_one_finding(
     assert all(words in finding.text for finding in report.shortcomings for words in (short[finding.check],))
     assert all(finding.serves == (chunk_bytes is not None) for finding in report.shortcomings)
     assert [finding.check for finding in report.findings[:4]] == ["broker", "chunks", "retained messages", "will"]
-    assert "a message takes" in report.findings[0].text
+    assert "the round trip of a message takes" in report.findings[0].text
 
 
 def test_a_running_fleet_gets_no_messages_of_the_check_and_none_are_retained(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_broker_that_forbids_the_trial_is_reported_and_used(
         report = _examine(known)
         with pytest.raises(TransportError, match="check the user name and password"):
             _examine(address)
-    assert [finding.text for finding in report.shortcomings if "not allowed to try" in finding.text] == (
+    assert [finding.text for finding in report.shortcomings if "cannot be tested" in finding.text] == (
         [] if allowed else [report.shortcomings[0].text]
     )
     assert (report.chunk_bytes == CHUNK_BYTES) == allowed
@@ -114,7 +114,9 @@ def test_a_broker_that_forbids_the_trial_is_reported_and_used(
 
 def test_a_broker_with_only_mqtt_3_is_examined_as_well(embedded_url: str) -> None:
     report = _examine(parse_url(embedded_url))
-    assert report.findings[0].text.startswith("reached, and it let us in; it speaks MQTT 3.1.1; a message takes")
+    assert report.findings[0].text.startswith(
+        "connected; the broker supports MQTT 3.1.1; the round trip of a message takes"
+    )
     assert (report.shortcomings, report.chunk_bytes, report.terms) == ((), CHUNK_BYTES, BrokerTerms())
     assert query_terms(parse_url("mqtt://127.0.0.1:1"), "a") is None
 
@@ -149,4 +151,6 @@ def test_a_message_above_the_brokers_limit_is_not_sent(tmp_path: Path, caplog: p
             deliver(transport, transport, "n", bytes(20000 - 12))
         finally:
             transport.close()
-    assert [text for text in caplog.messages if "takes no more than 20000; raise its limit" in text] == caplog.messages
+    assert [
+        text for text in caplog.messages if "accepts at most 20000 bytes; raise its limit" in text
+    ] == caplog.messages

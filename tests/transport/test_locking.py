@@ -83,11 +83,11 @@ def test_the_one_that_came_later_leaves_and_both_are_told(faults: Faults | None)
     later = rig.join("b", since_s=20.0)
     rig.run(120.0)
     assert later.ended == (
-        "another device of the id 'cam' was in this fleet first; give this one another with --id, or stop it"
+        "another device with the id 'cam' joined this fleet first; choose another --id, or stop that device"
     )
     assert not first.ended
     assert first.messages == [
-        "another device of the id 'cam' joined this fleet; it should leave, as this one was first"
+        "another device with the id 'cam' joined this fleet later; give it another id, or stop it"
     ]
     assert not later.messages
 
@@ -160,7 +160,7 @@ def test_a_process_without_its_own_claims_reports_it_once() -> None:
         clock.now_s += 0.25
         transport.poll(0)
     assert len(messages) == 2
-    assert messages[1].startswith(f"claims on {CAM.topic} do not come back")
+    assert messages[1].startswith(f"our own claims on {CAM.topic} are not received")
 
 
 def test_damaged_claims_end_no_session() -> None:
@@ -196,9 +196,9 @@ def test_a_second_server_publishes_nothing_before_the_first_could_answer() -> No
     for _ in range(40):
         rig.run(0.25)
         later.transport.publish(TOPICS.all("round"), b"mine")
-    assert later.ended == "run 'long' serves this fleet on this broker already; choose another fleet, or stop that run"
+    assert later.ended == "run 'long' already serves this fleet on this broker; choose another fleet, or stop that run"
     assert first.messages == [
-        "another server, of run 'short', joined this fleet; it should leave, as this one was first"
+        "another server, of run 'short', joined this fleet later; give it another fleet, or stop it"
     ]  # fmt: skip
     assert not [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 

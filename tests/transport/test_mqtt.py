@@ -86,7 +86,7 @@ def test_a_bare_special_character_is_named_and_nothing_else_of_the_password(wron
         with pytest.raises(ConfigError) as caught:
             parse_url(f"mqtt://{user}@host:1883")
         message = str(caught.value)
-        assert f"the {part} in the broker's address holds {wrong!r}, which must be percent-encoded" in message
+        assert f"the {part} in the broker's address contains {wrong!r}, which must be percent-encoded" in message
         assert f"write {quote(wrong, safe='')} for it" in message
         assert ("$SUBFLEET_PASSWORD" in message) == (part == "password")
         assert not {"sec", "ret"} & set(message.replace("secret", "sec ret").split())
@@ -121,7 +121,7 @@ def test_options_without_effect_are_refused(tmp_path: Path) -> None:
     empty.write_text("\n", encoding="utf-8")
     wrong: list[tuple[BrokerOptions, type[Exception], str]] = [
         (_options("mqtt://me:secret@h", password_file=file), ConfigError, "give it once"),
-        (_options("mqtt://h", password_file=file), ConfigError, "names no user; write mqtts://USER@host"),
+        (_options("mqtt://h", password_file=file), ConfigError, "has no user name; write mqtts://USER@host"),
         (_options("mqtt://me@h", password_file=empty), ConfigError, "must hold one password"),
         (_options("mqtt://me@h", password_file=tmp_path / "no"), FileError, "cannot be read"),
         (_options("mqtt://h", ca=file), ConfigError, "--ca is for TLS, but the broker's address says mqtt://"),
@@ -165,8 +165,10 @@ def test_a_broker_is_waited_for_with_growing_pauses_and_one_sentence(caplog: pyt
 
 
 def test_a_broker_that_refuses_is_not_waited_for() -> None:
-    inner = UnreachableTransport(UnreachableError("no broker listens"), TransportError("the broker refuses us"), None)
-    with pytest.raises(TransportError, match="refuses us"):
+    inner = UnreachableTransport(
+        UnreachableError("no broker listens"), TransportError("the broker refuses the connection"), None
+    )
+    with pytest.raises(TransportError, match="refuses the connection"):
         WaitingTransport(inner, lambda: False, lambda _: None).open(())
 
 
@@ -209,11 +211,11 @@ def test_an_unreachable_broker_is_one_sentence(url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (bytes([0x20, 2, 0, 4]), "refuses us .*; check the user name and password"),
-        (bytes([0x20, 2, 0, 5]), "refuses us .*; check the user name and password"),
-        (bytes([0x20, 2, 0, 2]), "does not take the client id 'a'; choose a shorter name"),
-        (None, "ends the connection without an MQTT answer; check the address, and whether the broker has room"),
-        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "does not let us subscribe to 'n'"),
+        (bytes([0x20, 2, 0, 4]), "refuses the connection .*; check the user name and password"),
+        (bytes([0x20, 2, 0, 5]), "refuses the connection .*; check the user name and password"),
+        (bytes([0x20, 2, 0, 2]), "rejects the client id 'a'; choose a shorter name"),
+        (None, "closes the connection without an MQTT answer; check the address, and whether the broker accepts"),
+        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "does not allow a subscription to 'n'"),
     ],
 )
 def test_a_broker_that_refuses_is_one_sentence(answer: bytes | None, words: str) -> None:

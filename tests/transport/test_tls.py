@@ -110,11 +110,11 @@ def _list_cases(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
         "expired": (brokers.address("expired", ca=certificates.ca), "has expired; renew it, or correct the clock"),
         "wrong name": (
             brokers.address("elsewhere", ca=certificates.ca),
-            "is issued for another name than 'localhost'; use a name that it holds",
+            "is not issued for the host name 'localhost'; use a name that it lists",
         ),
         "wrong address": (
             brokers.address("elsewhere", host="127.0.0.1", ca=certificates.ca),
-            "is issued for another address than 127.0.0.1; use a name that it holds",
+            "is not issued for the address 127.0.0.1; use a name that it lists",
         ),
         "no certificate": (
             brokers.address("asking", ca=certificates.ca),
@@ -142,7 +142,7 @@ def _list_cases(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
         ),
         "TLS to plain": (
             brokers.address("plain", ca=certificates.ca),
-            f"the broker at {plain} ends the connection where TLS begins; if it speaks no TLS there, write mqtt://",
+            f"the broker at {plain} closes the connection during the TLS handshake; if the port is without TLS, write",
         ),
     }
 
@@ -187,7 +187,7 @@ def _list_files(certificates: Certificates, folder: Path) -> dict[str, tuple[Tls
     return {
         "no such ca": (TlsFiles(ca=nothing), FileError, f"{nothing} cannot be read (No such file or directory)"),
         "no such key": (TlsFiles(certificate=certificate, key=nothing), FileError, f"{nothing} cannot be read"),
-        "no ca": (TlsFiles(ca=text), ConfigError, f"{text} holds no certificate of an authority"),
+        "no ca": (TlsFiles(ca=text), ConfigError, f"{text} contains no certificate of an authority"),
         "no certificate": (TlsFiles(certificate=text, key=key), ConfigError, "correct --cert and --key"),
         "no key": (TlsFiles(certificate=certificate), ConfigError, "correct --cert and --key"),
         "another key": (
@@ -198,7 +198,7 @@ def _list_files(certificates: Certificates, folder: Path) -> dict[str, tuple[Tls
         "locked": (
             TlsFiles(certificate=certificate, key=locked),
             ConfigError,
-            f"the key in {locked} is locked with a passphrase; give --key one without",
+            f"the key in {locked} is protected by a passphrase; give --key a key without one",
         ),
     }
 

@@ -1,1 +1,1 @@
-"""The device's program: performs the agent's actions over a transport, with a state folder and a worker."""
+"""The device's program: performs the agent's actions with a transport, a state folder and a worker."""

@@ -1,15 +1,15 @@
-"""Entry point of `subfleet-edge`: nothing is imported before Ctrl-C ends the command in one sentence."""
+"""Entry point of `subfleet-edge`: handles Ctrl-C before anything else is imported."""
 
 import os
 import sys
 from collections.abc import Sequence
 
 _INTERRUPTED = 130
-"""`ExitCode.INTERRUPTED`; its own module may be what is being imported."""
+"""`ExitCode.INTERRUPTED`; importing its module might be interrupted itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
+    """Run a command; returns its exit code. Every error becomes one sentence on standard error."""
     try:
         from subfleet.protocol.starting import settle
 

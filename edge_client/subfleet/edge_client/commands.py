@@ -1,4 +1,4 @@
-"""The commands of `subfleet-edge`: join a fleet, record a log, find out what is missing, run a model."""
+"""The commands of `subfleet-edge`: join a fleet, record a log, check the device, run a model."""
 
 import argparse
 import dataclasses
@@ -27,7 +27,7 @@ _STOPPED = "stopped; start the same command again to go on"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
+    """Run a command; returns its exit code. Every error becomes one sentence on standard error."""
     with interruptible() as interrupted:
         try:
             options = make_parser(_COMMANDS).parse_args(arguments)
@@ -59,10 +59,10 @@ def _join(options: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _select(kind: Callable[..., OptionsT], options: argparse.Namespace, **others: object) -> OptionsT:
-    """Make a record of the options that are named as its fields."""
-    names = inspect.signature(kind).parameters.keys() - others.keys()
-    return kind(**{name: value for name, value in vars(options).items() if name in names}, **others)
+def _select(kind: Callable[..., OptionsT], options: argparse.Namespace, **extra: object) -> OptionsT:
+    """Make a record from the options with the names of its fields."""
+    names = inspect.signature(kind).parameters.keys() - extra.keys()
+    return kind(**{name: value for name, value in vars(options).items() if name in names}, **extra)
 
 
 def _capture(options: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def _capture(options: argparse.Namespace) -> int:
     try:
         capture(settings, LiveMeter())
     except KeyboardInterrupt:
-        # Every row is on the disk: for a recording without an end this is the normal one.
+        # Every row is written; this is the normal end of an unlimited recording.
         sys.stderr.write("stopped\n")
     return int(ExitCode.OK)
 
@@ -121,8 +121,8 @@ def _predict(options: argparse.Namespace) -> int:
         metrics_text = format_metrics(
             {name: prediction.metrics[name] for name in ["accuracy"] if by_accuracy} or prediction.metrics
         )
-        what = "samples" if by_accuracy else "labels"
-        sys.stdout.write(f"{options.model}: {metrics_text} on {count} {what}\n")
+        unit = "samples" if by_accuracy else "labels"
+        sys.stdout.write(f"{options.model}: {metrics_text} on {count} {unit}\n")
         if prediction.numbers:
             numbers = ", ".join(f"{number:.4g}" for number in prediction.numbers[:_SHOWN_CLASSES])
             sys.stdout.write(f"predicted: {numbers}{', ...' * (count > _SHOWN_CLASSES)}\n")
@@ -137,4 +137,4 @@ def _predict(options: argparse.Namespace) -> int:
 _COMMANDS: Mapping[str, Command] = MappingProxyType(
     {"join": _join, "capture": _capture, "doctor": _doctor, "predict": _predict}
 )
-"""What runs each command, by the name that `options` gives it."""
+"""The function of each command, by the name in `options`."""

@@ -18,16 +18,16 @@ class DeviceOptions:
     """A device as the command line describes it; None means "not given".
 
     Attributes:
-        client_id: of the device; by default the user name in the broker's address, else the host's name.
+        client_id: the device's id; by default the user name in the broker's address, else the host's name.
         shared_user: several devices sign in as the address's user, so it is not the device's id.
         fleet: name of the fleet.
         state: the agent's folder.
-        profile: name or file of the device profile. The options below replace its values.
+        profile: name or file of the device profile. The options below override its values.
         memory_fraction: fraction of free memory for training.
-        memory_limit: a size such as "300M", as is disk_limit.
-        threads: of the runtime.
+        memory_limit: a size such as "300M"; likewise disk_limit.
+        threads: number of threads of the runtime.
         runtime: the only runtime to use.
-        provider: what the runtime computes with.
+        provider: the runtime's provider.
         architecture: a submodel or a network of the device's own as JSON, or the path of a file with it.
     """
 
@@ -45,7 +45,7 @@ class DeviceOptions:
     architecture: str | None = None
 
     def choose_client_id(self, user: str | None) -> str:
-        """Choose the device's id: as given, else the user that it signs in as, else the host's name.
+        """Choose the device's id: the option, else the user that it signs in as, else the host's name.
 
         Raises:
             ConfigError: the device signs in as a user of another name.
@@ -55,7 +55,7 @@ class DeviceOptions:
         if client_id and user and client_id != user:
             raise ConfigError(
                 f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's "
-                "access list goes by the user, so they must be the same: leave --id out, or say --shared-user where "
+                "access list goes by the user, so they must be the same: leave --id out, or use --shared-user where "
                 "many devices sign in as one user"
             )
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]

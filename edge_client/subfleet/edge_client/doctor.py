@@ -1,4 +1,4 @@
-"""`subfleet-edge doctor`: checks what this device has, what it lacks with remedies, and what fits."""
+"""`subfleet-edge doctor`: checks what this device has, what it lacks (with remedies), and which programs fit."""
 
 import logging
 import os
@@ -29,12 +29,12 @@ _OLDEST_PYTHON = (3, 10)
 _NEEDED: Mapping[str, str] = MappingProxyType(
     {"paho-mqtt": "paho.mqtt", "psutil": "psutil", "numpy": "numpy", "Pillow": "PIL"}
 )
-"""Packages by the name that they are installed by, and the one that they are imported by."""
+"""Packages by their name for installation, and by their name for import."""
 _OLDEST: Mapping[str, str] = MappingProxyType({"numpy": "1.26"})
-"""Of packages that the board may bring."""
+"""Oldest versions of packages that a board's system may bring."""
 _READS_DATA = frozenset({"numpy", "Pillow"})
 _ENABLE_LIMITS = (
-    "say --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
+    "use --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
     "/boot/firmware/cmdline.txt) and start the board again"
 )
 _OPEN_TIMEOUT_S = 5.0
@@ -47,9 +47,9 @@ class Finding:
 
     Attributes:
         check: its name.
-        code: OK, or what a command would end with because of it.
-        text: what was found.
-        remedy: what to do; empty where nothing is to be done.
+        code: OK, or the exit code that a command would end with because of it.
+        text: the result.
+        remedy: what to do; empty if nothing needs to be done.
     """
 
     check: str
@@ -79,7 +79,7 @@ def examine(options: DoctorOptions) -> Examination:
     """Run all checks; a failing one does not prevent the others.
 
     Raises:
-        ConfigError: the profile or the share cannot be used.
+        ConfigError: the profile or the fraction of memory cannot be used.
     """
     profile = options.device.load_profile()
     tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
@@ -90,7 +90,7 @@ def examine(options: DoctorOptions) -> Examination:
         *_check_runtimes(profile, tried),
     ]
     broken = {name for name, result in packages.items() if result.broken}
-    # Read before memory is measured: the samples are there while the device trains.
+    # Read before memory is measured: the samples are in memory during training.
     data = [] if options.data is None else [_check_data(profile, options.data, tried, broken)]
     memory, budget_bytes = _check_memory(profile, sum(taken_bytes for _, taken_bytes in data), broken)
     findings += [memory, *(finding for finding, _ in data)]
@@ -119,13 +119,13 @@ def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[s
     )
     remedy = ""
     if ControlGroups().lacks_memory_limits():
-        text += "; this kernel cannot limit a container's memory, so that whatever limit this one was given is void"
+        text += "; this kernel cannot limit a container's memory, so any limit of this container has no effect"
         remedy = _ENABLE_LIMITS
     return Finding(check="memory", text=text, remedy=remedy), budget_bytes
 
 
 def _skip_check(check: str, package: str) -> Finding:
-    """Report a check that would end this process."""
+    """Report that a check is skipped, because it would end this process."""
     return Finding(check=check, code=BrokenError.exit_code, text=f"not tried, as {package} does not work")
 
 
@@ -138,7 +138,7 @@ def _run_check(check: str, look: Callable[[], str]) -> Finding:
 
 def _report_error(check: str, error: Exception) -> Finding:
     """Run a check; its error becomes a finding."""
-    if isinstance(error, SubfleetError):  # these say what to do in their own sentence
+    if isinstance(error, SubfleetError):  # these errors contain the remedy
         return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
     _LOG.debug("the check %s failed", check, exc_info=error)
     text = f"raised {type(error).__name__}: {error}"
@@ -163,7 +163,7 @@ def check_package(name: str, tried: TrialResult) -> Finding:
 
 
 def _is_older(version: str, oldest: str) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)", version)  # a system's own build may have no version
+    numbers = re.match(r"(\d+)\.(\d+)", version)  # a system's build may have no version
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < tuple(map(int, oldest.split(".")))
 
 
@@ -213,7 +213,7 @@ def _check_broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding
     from subfleet.transport.broker_check import examine_broker
 
     name = _find_client_id(options)
-    doctor = mqtt_client_id(options.device.fleet, "doctor", name)  # not the id of an agent that may be at work
+    doctor = mqtt_client_id(options.device.fleet, "doctor", name)  # not the id of an agent that may be running
     try:
         report = examine_broker(
             broker.address(os.environ),
@@ -243,7 +243,7 @@ def _find_client_id(options: DoctorOptions) -> str:
 def _check_fit(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
     folder = options.device.find_state_folder(_find_client_id(options))
     verdicts, width = [], find_packing_width(profile)
-    # An agent may be at work in the folder: it is only read.
+    # An agent may be using the folder, so it is only read.
     for digest in read_saved(folder).programs:
         try:
             content = (folder / "blobs" / digest).read_bytes()

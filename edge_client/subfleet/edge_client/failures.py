@@ -1,11 +1,11 @@
-"""Explains errors to the user of a device, as one sentence and an exit code; and the format of its logs."""
+"""Explains errors to the user of a device, as one sentence and an exit code; defines the format of its logs."""
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.plugins import explain_plugin_error
 
 LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
-"""As `logging.Formatter` takes it."""
+"""A format of `logging.Formatter`."""
 
 
 def explain_error(error: Exception) -> tuple[ExitCode, str]:

@@ -41,14 +41,14 @@ class JoinOptions:
 
     Attributes:
         broker: address and credentials.
-        device: who and what the device is.
-        data: the data to train on.
-        held_out: the data to evaluate on, which are never trained on.
+        device: the device's id and properties.
+        data: the training data.
+        held_out: the data for evaluation; they are never used for training.
         replay: name or file of a resource log that replaces live readings.
         tells_statistics: whether to report the statistics of the inputs to the server, four numbers.
-        leave_when_finished: end when the run is finished.
-        leave_with_stdin: stop when standard input ends, as it does when the parent process is gone.
-        wait: for a broker that is not there at the start.
+        leave_when_finished: whether to end when the run is finished.
+        leave_with_stdin: whether to stop when standard input ends, which it does when the parent process ends.
+        wait: whether to wait for a broker that is not reachable at the start.
     """
 
     broker: BrokerOptions
@@ -65,8 +65,8 @@ class JoinOptions:
 def join(options: JoinOptions) -> None:
     """Take part in a fleet until the run is finished or a signal comes.
 
-    The first Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) stops cleanly: what is in hand is taken up by the
-    next start. The second one ends at once.
+    The first Ctrl-C (SIGTERM, or SIGHUP from a closed terminal) stops cleanly: the next start resumes the current task.
+    The second one ends the process at once.
 
     Raises:
         SubfleetError: a setting, a file, the data or the broker cannot be used.
@@ -122,7 +122,7 @@ def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentSt
 
 
 def _make_settings(announced: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
-    """Make the agent's settings from its profile and its data."""
+    """Make the agent's settings from its profile and data."""
     return AgentSettings(
         profile=announced,
         data_bytes=max(part.data_bytes for part in data),
@@ -152,7 +152,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
         problem = find_scale_problem(held_out.inputs, trained.inputs)
     if problem:
         raise DataError(
-            f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "
+            f"the held-out data {options.held_out!r} do not match the data {options.data!r}: {problem}; "
             "prepare both in one way"
         )
 
@@ -165,7 +165,7 @@ def _open_link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess
 
 
 class _StopRequest:
-    """A flag that a signal handler sets. No lock and no log in the handler: it runs between any two instructions."""
+    """A flag that a signal handler sets. The handler must not lock or log: it runs between any two instructions."""
 
     def __init__(self) -> None:
         self.made = False
@@ -177,7 +177,7 @@ class _StopRequest:
 
 
 def _stop_on_signal(request: _StopRequest) -> None:
-    # Only the main thread may set handlers; elsewhere (an embedding program) the caller stops the session.
+    # Only the main thread may set handlers; in other threads (of an embedding program) the caller stops the session.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, request.handle)
         signal.signal(signal.SIGTERM, request.handle)

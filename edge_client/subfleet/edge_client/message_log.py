@@ -1,4 +1,4 @@
-"""Logs the server's messages, each once, and the device's answers."""
+"""Logs each message of the server once, and the device's answers."""
 
 import logging
 
@@ -15,7 +15,7 @@ class ReceivedLog:
     """Logs received messages.
 
     Args:
-        settings: of the agent.
+        settings: the agent's settings.
     """
 
     def __init__(self, settings: AgentSettings) -> None:

@@ -14,7 +14,7 @@ from subfleet.protocol.memory_size import parse_bytes
 Command = Callable[[argparse.Namespace], int]
 """Runs a command from its parsed options; returns the exit code."""
 _LONGEST_S = 1e9
-"""Three decades; clocks of 32 bits end at the double of it."""
+"""About 32 years; 32-bit clocks end at twice that."""
 _EXAMPLES: Mapping[str, str] = MappingProxyType(
     {
         "join": "subfleet-edge join mqtt://192.168.1.10:1883 --data ./data --profile raspberry_pi_4",
@@ -26,14 +26,14 @@ _EXAMPLES: Mapping[str, str] = MappingProxyType(
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong option in one sentence, without the usage."""
+    """Reports a wrong option in one sentence, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(int(ExitCode.USAGE), f"{self.prog}: {message}; see {self.prog} --help for an example\n")
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version and exits; it is looked up only on demand."""
+    """Prints the version and exits; the version is looked up only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -48,8 +48,8 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         prog="subfleet-edge",
         description="The device side of Subfleet.",
         epilog=f"example: {_EXAMPLES['join']}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # an example is copied: it must stand on one line
-        allow_abbrev=False,  # a new option must not change what a shortened one means
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # users copy examples, so each must be on one line
+        allow_abbrev=False,  # a new option must not change the meaning of an abbreviated one
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the release and end")
     known = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -78,7 +78,7 @@ def _add_broker_options(parser: argparse.ArgumentParser) -> None:
         "--password-file", metavar="FILE", type=Path, help="the password of the address's user ($SUBFLEET_PASSWORD)"
     )
     parser.add_argument(
-        "--shared-user", action="store_true", help="the address's user is not the device's id, as many sign in with it"
+        "--shared-user", action="store_true", help="several devices sign in as the address's user, so it is not the id"
     )
 
 
@@ -93,7 +93,7 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
         "--profile", metavar="NAME|FILE", default="generic", help="device profile, by name or .toml file (%(default)s)"
     )
     parser.add_argument("--fleet", metavar="NAME", default="main", help="name of the fleet (%(default)s)")
-    parser.add_argument("--state", metavar="DIR", type=Path, help="folder for what outlives the process")
+    parser.add_argument("--state", metavar="DIR", type=Path, help="folder for the device's state between starts")
     parser.add_argument(
         "--memory-fraction",
         metavar="F",
@@ -114,9 +114,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
-    parser.add_argument(
-        "--held-out", metavar="D", help="data that are never trained on, for evaluations; named as --data is (none)"
-    )
+    parser.add_argument("--held-out", metavar="D", help="held-out data for evaluations, named like --data (none)")
     _add_device_options(parser)
     parser.add_argument(
         "--disk-limit",
@@ -125,27 +123,27 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         help="most disk for programs, updates and models, such as 500M (the profile's)",
     )
     parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
-    parser.add_argument("--runtime", metavar="NAME", help="what trains, such as onnx or executorch (the profile's)")
+    parser.add_argument("--runtime", metavar="NAME", help="the runtime, such as onnx or executorch (the profile's)")
     parser.add_argument("--threads", metavar="N", type=_parse_count, help="threads of the runtime (the profile's)")
     parser.add_argument(
-        "--provider", metavar="NAME", help="what computes: cpu, or cuda with a build of the runtime that has it"
+        "--provider", metavar="NAME", help="the runtime's provider: cpu, or cuda with a build that supports it"
     )
     parser.add_argument(
         "--architecture",
         metavar="FILE|JSON",
         help="declare this device's submodel or the settings of its network, such as "
-        '{"preset": "vgg16"}, for methods that go by declarations (the profile\'s)',
+        '{"preset": "vgg16"}, for methods that use declarations (the profile\'s)',
     )
     parser.add_argument(
         "--no-statistics",
         dest="tells_statistics",
         action="store_false",
-        help="do not tell the server minimum, maximum, mean and deviation of the inputs",
+        help="do not report minimum, maximum, mean and deviation of the inputs to the server",
     )
-    parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
+    parser.add_argument("--wait", action="store_true", help="wait for a broker that is not reachable yet")
     parser.add_argument("--leave-when-finished", action="store_true", help="exit with 0 when the run is finished")
     parser.add_argument(
-        "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
+        "--leave-with-stdin", action="store_true", help="stop when standard input ends, for use as a child process"
     )
 
 
@@ -219,9 +217,9 @@ def _parse_number(text: str) -> float:
 COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], int]] = MappingProxyType(
     {
         "join": ("take part in a fleet: train what fits, until stopped", _add_join, logging.INFO),
-        "capture": ("record what this device has to give, as a resource log", _add_capture, logging.WARNING),
+        "capture": ("record this device's resources as a resource log", _add_capture, logging.WARNING),
         "doctor": ("show what is missing, how to fix it, and what fits", _add_doctor, logging.WARNING),
         "predict": ("run a fetched model over a data set", _add_predict, logging.WARNING),
     }
 )
-"""By name: what it does, its options, and what it logs from."""
+"""By name: its summary, its options, and its log level."""

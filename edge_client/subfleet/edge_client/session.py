@@ -67,7 +67,7 @@ _MAX_DELIVERIES_A_TURN = 64
 _FETCH_REASONS: Mapping[str, RefusalReason] = MappingProxyType(
     {"missing": "program", "digest": "program", "stalled": "link", "too_large": "disk", "storage": "disk"}
 )
-"""What a fetch that failed says of its task: a program is to blame only where it cannot be had."""
+"""By the reason of a failed fetch, the reason to refuse its task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +75,10 @@ class Device:
     """The parts of a device that a session works with.
 
     Attributes:
-        store: the agent's folder, held by the caller.
+        store: the agent's folder, locked by the caller.
         worker: does its tasks.
         meter: reads the device's resources.
-        sizes: of the chunks that come through its broker.
+        sizes: the chunk sizes that its broker accepts.
     """
 
     store: AgentStore
@@ -91,12 +91,12 @@ class EdgeSession:
     """One session of the agent, from start to end of the process.
 
     Args:
-        settings: of the agent.
-        transport: not yet open.
-        topics: of the fleet.
+        settings: the agent's settings.
+        transport: the transport, not yet open.
+        topics: the fleet's topics.
         device: its folder, worker and meter.
         clock: seconds, monotonic.
-        retry_s: how long to wait for an ack or a chunk before asking again.
+        retry_s: how long to wait for an ack or a chunk before repeating a message or request.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class EdgeSession:
         return self._left
 
     def run(self, stopped: Callable[[], bool], *, poll_s: float = 0.1) -> None:
-        """Take part until the run is finished or `stopped` says so.
+        """Take part until the run is finished or `stopped` returns True.
 
         Raises:
             TransportError: the broker cannot be reached at the start.
@@ -162,18 +162,18 @@ class EdgeSession:
             TransportError: the broker cannot be reached.
         """
         client_id = self._settings.client_id
-        gone = compose_presence(self._settings, self._clock(), online=False)
-        will = Will(topic=self._topics.uplink(client_id, gone.KIND), payload=encode(gone))
+        farewell = compose_presence(self._settings, self._clock(), online=False)
+        will = Will(topic=self._topics.uplink(client_id, farewell.KIND), payload=encode(farewell))
         self._transport.open((self._topics.all("+"), self._topics.downlink(client_id, "+")), will)
 
     def turn(self, poll_s: float) -> None:
         """Handle all arrived events, wait at most `poll_s` seconds for one, and send due messages."""
         event = self._transport.poll(poll_s)
-        left = _MAX_DELIVERIES_A_TURN
+        remaining = _MAX_DELIVERIES_A_TURN
         while event is not None:
             self._on_transport(event)
-            left -= 1
-            event = self._transport.poll(0) if left else None
+            remaining -= 1
+            event = self._transport.poll(0) if remaining else None
         self._collect_outcome()
         self._collect_blobs()
         self._handle(TimePassed())
@@ -183,22 +183,22 @@ class EdgeSession:
     def close(self) -> None:
         """Disconnect and stop the worker; the next start repeats an unfinished task."""
         try:
-            # What ended by itself says so, even where the system killed it and has this process stopped for that.
+            # A task that ended by itself is reported, even if the system killed it and then stopped this process.
             self._collect_outcome()
             self._handle(Stopping())
         except FileError as error:
-            # The next start takes this for a death at work; that costs no result.
-            _LOG.warning("it cannot be written down that the work is stopped: %s", error)
+            # The next start will count this as a crash during the task; no result is lost.
+            _LOG.warning("the stop of the task cannot be saved: %s", error)
         self._worker.stop()
         if self._connected:
             reason = "the run is finished" if self._left else "it was stopped"
-            # A server of an earlier release does not know reasons, and takes the first.
+            # A server of an earlier release does not know reasons, and uses the first one.
             self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False), retain=True))
             self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False, reason=reason)))
         self._transport.close()
         self._worker.join(timeout_s=5.0)
 
-    # --- what happens ---
+    # --- events ---
 
     def _on_transport(self, event: Connected | Disconnected | Delivery) -> None:
         if isinstance(event, Connected):
@@ -266,7 +266,7 @@ class EdgeSession:
             self._state, actions = step(self._settings, self._state, self._events.popleft(), self._clock())
             self._perform(actions)
 
-    # --- what is done ---
+    # --- actions ---
 
     def _perform(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
@@ -385,7 +385,7 @@ class EdgeSession:
         try:
             self._store.blobs.prune(set(action.keep))
         except OSError as error:
-            # What is left over costs room, and goes with the next ones; it is no reason to end.
+            # Leftover blobs only take space until the next pruning; that is no reason to end.
             _LOG.warning("unused blobs cannot be removed: %s", error)
 
     def _send_due(self) -> None:

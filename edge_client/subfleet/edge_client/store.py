@@ -1,14 +1,14 @@
 """The agent's folder: the state that outlives the process, written atomically.
 
-<state>/agent.json          the answers without an ack, the task in hand, what was done
+<state>/agent.json          answers without an ack, the current task, finished tasks
 <state>/blobs/              programs, weights and updates, by content
-<state>/work/               what is being trained; emptied at every start
+<state>/work/               outputs of the current task; emptied at every start
 <state>/models/<run>/       the inference models of the last runs
-<state>/brokers.json        how large the chunks are that come through each broker
-<state>/lock                held by the one agent that uses the folder
+<state>/brokers.json        the chunk size that each broker accepts
+<state>/lock                locked by the agent that uses the folder
 
-All of it together has a limit. Programs that were not used for long go first; what the task in hand needs, updates
-without an ack and placed models stay, and a task that would not fit beside them is not begun.
+The whole folder has a size limit. The least recently used programs are removed first. The blobs of the current task,
+updates without an ack and placed models are kept, and a task that does not fit beside them is not started.
 """
 
 import logging
@@ -40,22 +40,23 @@ SCHEMA_VERSION = 3
 MAX_STATE_BYTES = 64 * 2**20
 _STATE_FILE = "agent.json"
 FREE_FRACTION = 0.5
-"""Of the free disk, that blobs may take at most."""
+"""The largest fraction of the free disk that blobs may take."""
 STATE_BYTES = 8192
-"""By which the state file may grow when it holds a task."""
+"""Bytes by which a task may increase the state file."""
 _SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
 KEPT_RUNS = 4
-"""Of which the inference models stay; those of older runs go when models are placed."""
+"""Number of runs with kept inference models; placing models removes those of older runs."""
 _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
 class AgentStore:
-    """One agent's folder. A running agent opens it with `held`, which locks it.
+    """One agent's folder. A running agent opens it with `open`, which locks it.
 
     Args:
-        folder: made where it is missing; nobody else works in it.
-        disk_limit_bytes: of everything in it; None is no limit. It never takes more than half of the free disk, either.
-        free_bytes: what is free on the disk of a folder; None asks the system.
+        folder: created if it is missing; no other process may use it.
+        disk_limit_bytes: the limit on all its files; None means no limit. Blobs never take more than half of the free
+            disk.
+        free_bytes: returns the free bytes on the disk of a folder; None asks the system.
 
     Raises:
         FileError: the folder cannot be made or written.
@@ -81,14 +82,14 @@ class AgentStore:
     def open(cls, folder: Path, disk_limit_bytes: int | None = None) -> Iterator["AgentStore"]:
         """Open and lock a folder for this process; the lock ends with the process.
 
-        Nothing in the folder is touched before it is held: another agent may be at work there.
+        Nothing in the folder is changed before it is locked: another agent may be using it.
 
         Raises:
-            FileError: another agent holds it, or it cannot be made or written.
+            FileError: another agent has locked it, or it cannot be created or written.
         """
         with _hold_lock(folder):
             store = cls(folder, disk_limit_bytes)
-            # What a killed training left half written: its task is trained anew.
+            # Partly written outputs of a killed training, which will be repeated.
             shutil.rmtree(store.work_folder, ignore_errors=True)
             try:
                 store.work_folder.mkdir(exist_ok=True)
@@ -99,8 +100,8 @@ class AgentStore:
     def load(self) -> Saved:
         """Load what an earlier process saved, or an empty state.
 
-        A file that cannot be understood is set aside, so that a device in the field goes on. An update whose blob was
-        lost is not offered again: its task may be trained anew.
+        An invalid file is renamed, so that a device in the field keeps working. An update without its blob is not
+        offered again: its task may be repeated.
 
         Raises:
             FileError: the file cannot be read or set aside.
@@ -138,7 +139,7 @@ class AgentStore:
         return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
     def disk_budget_bytes(self, pinned: Set[str]) -> int:
-        """Compute the disk space for a task, next to pinned blobs.
+        """Compute the disk space for a task, beside pinned blobs.
 
         Raises:
             FileError: the disk cannot be read.
@@ -157,7 +158,7 @@ class AgentStore:
         return max(0, min(limit_bytes - others_bytes, ours_bytes))
 
     def drop_damaged(self, blob: BlobRef) -> None:
-        """Remove a damaged blob, so that it is fetched again: flash memory wears out.
+        """Remove a damaged blob, so that it is fetched again; worn flash memory damages files.
 
         Raises:
             FileError: it is damaged and cannot be removed.
@@ -168,12 +169,12 @@ class AgentStore:
         with suppress(OSError):
             if hash_file(path) == blob.sha256:
                 return
-        _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
+        _LOG.warning("blob %s was damaged on this disk and is fetched again", blob.sha256[:12])
         with explain_os_errors(f"the damaged blob {str(path)!r} cannot be removed", "remove it, or check the disk"):
             path.unlink(missing_ok=True)
 
     def save(self, saved: Saved) -> None:
-        """Write the state, and return when it is on the disk.
+        """Write the state durably to disk.
 
         Raises:
             FileError: it cannot be written.
@@ -184,7 +185,7 @@ class AgentStore:
     def place_models(self, task: Task) -> tuple[str, ...]:
         """Copy the fetched models of a deploy task to their folder; returns the paths relative to the state folder.
 
-        The models of other runs go but for those that were placed last, see `KEPT_RUNS`.
+        The models of older runs are removed; see `KEPT_RUNS`.
 
         Raises:
             FileError: a model is missing or cannot be written.
@@ -210,14 +211,14 @@ class AgentStore:
         return tuple(files)
 
     def _prune_models(self, placed: Path) -> None:
-        """Remove the models of all but the last runs, including the one that is placed now.
+        """Remove the models of all but the latest runs; the one that is placed now counts as one.
 
-        A folder has the time of the last file that was renamed in it, which is when its models were placed.
+        A folder's modification time is that of its last renamed file, which is when its models were placed.
         """
         with suppress(OSError):
-            others = [path for path in placed.parent.iterdir() if path != placed and not path.is_symlink()]
-            others = sorted((path for path in others if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
-            for path in others[: -(KEPT_RUNS - 1)]:
+            folders = [path for path in placed.parent.iterdir() if path != placed and not path.is_symlink()]
+            folders = sorted((path for path in folders if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+            for path in folders[: -(KEPT_RUNS - 1)]:
                 shutil.rmtree(path, ignore_errors=True)
 
 

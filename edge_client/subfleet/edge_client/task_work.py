@@ -1,4 +1,4 @@
-"""Does one task: trains, calibrates, scores or evaluates, and returns every end as an outcome."""
+"""Does one task: trains, calibrates, scores or evaluates; success and failure both are returned as an outcome."""
 
 import hashlib
 import logging
@@ -42,7 +42,7 @@ _REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(
         ProtocolError: "program",
     }
 )
-"""By the first kind that an error is one of."""
+"""The reason to refuse a task by the type of its error; the first matching type counts."""
 _OTHER_REASON: RefusalReason = "failed"
 
 WorkT = TypeVar("WorkT", bound=Train | Calibrate | Score | Evaluate)
@@ -62,15 +62,15 @@ Outcome = TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed
 
 
 class TaskWorker(Protocol):
-    """Does tasks beside the agent's loop, one at a time."""
+    """Does one task at a time, concurrently with the agent's loop."""
 
     def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
         """Start a task; `outcome` returns its end. Called only after the previous task ended.
 
         Args:
-            task: to be done.
+            task: the task.
             memory_limit_bytes: the most by which the process may grow for it.
-            data_bytes: what the samples take beside that.
+            data_bytes: additional memory of the samples.
         """
         ...
 
@@ -88,7 +88,7 @@ class TaskWorker(Protocol):
 
 
 def locate_output(work_folder: Path, task_id: str) -> Path:
-    """Locate a task's output file. An id is any text from the server; its digest is a safe file name."""
+    """Locate a task's output file. An id may be any text of the server, so its digest is the file name."""
     name = hashlib.sha256(task_id.encode(errors="surrogatepass")).hexdigest()[:32]
     return work_folder / f"{name}.safetensors"
 
@@ -104,12 +104,12 @@ class TaskWork:
     """The means to do tasks.
 
     Attributes:
-        trainers: by the target of the programs that they run.
-        blob_path: finds the file of a program or of weights; raises FileError where it is gone.
-        work_folder: where outputs are written.
-        data: what `--data` names.
+        trainers: the trainers, by the target of their programs.
+        blob_path: finds the file of a program or of weights; raises FileError if it is missing.
+        work_folder: the folder for outputs.
+        data: the data of `--data`.
         held_out: held-out data as `--held-out` names them; None without any.
-        threads: of the runtime.
+        threads: number of threads of the runtime.
     """
 
     trainers: Mapping[str, Trainer]
@@ -128,9 +128,9 @@ class TaskWork:
         """Do a task. Every exception of a trainer becomes a failure of the task.
 
         Args:
-            task: to be done.
+            task: the task.
             memory_limit_bytes: the most by which the process may grow.
-            stopped: asked between steps.
+            stopped: called between steps; True ends the task.
         """
         outcome: Outcome | None = None
         try:
@@ -150,7 +150,7 @@ class TaskWork:
         except SubfleetError as error:
             return _explain_failure(task, error)
         except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
-            _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
+            _LOG.warning("task %s: the trainer raised an unexpected error", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
 
     def _run(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
@@ -179,7 +179,7 @@ class TaskWork:
         return outcome
 
     def _score(self, task: Task, work: Score, memory_limit_bytes: int, stopped: Callable[[], bool]) -> ScoringEnded:
-        """Score every candidate by itself: one that cannot be scored does not affect the others."""
+        """Score every candidate separately: a failure does not affect the others."""
         scores: list[CandidateScore] = []
         unloadable = 0
         for candidate in task.submodels:
@@ -236,7 +236,7 @@ def _score_candidate(trainer: Trainer, job: Job[Score], stopped: Callable[[], bo
 
 def _explain_failure(task: Task, error: SubfleetError) -> WorkFailed:
     if isinstance(error, MemoryLimitError):
-        # The limit in terms of planned bytes: this program grew by more than its plan, and a smaller one will, too.
+        # The limit in planned bytes: this program grew by more than its plan, and smaller ones will, too.
         excess = max(error.needed_bytes / max(task.planned_peak_bytes, 1), 1.0)
         available_bytes = int(error.limit_bytes / excess)
         return WorkFailed(task_id=task.task_id, reason="memory", detail=str(error), available_bytes=available_bytes)

@@ -1,4 +1,4 @@
-"""A worker in a thread of this process, for fleets in one process and for programs that embed an agent."""
+"""A worker in a thread of this process, for fleets in one process and programs that embed an agent."""
 
 import queue
 import threading
@@ -13,15 +13,15 @@ from subfleet.transport.blob_store import BlobStore
 
 
 class TrainingWorker:
-    """Runs trainers in this process. A step that does not return cannot be ended; see `WorkerProcess`.
+    """Runs trainers in this process. A step that hangs cannot be stopped; see `WorkerProcess`.
 
     Args:
-        trainers: by the target of the programs that they run.
-        blobs: where programs and weights are.
-        work_folder: where outputs are written.
-        data: what `--data` names.
+        trainers: the trainers, by the target of their programs.
+        blobs: the store of programs and weights.
+        work_folder: the folder for outputs.
+        data: the data of `--data`.
         held_out: held-out data as `--held-out` names them; None without any.
-        threads: of the runtime.
+        threads: number of threads of the runtime.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TrainingWorker:
         self._thread: threading.Thread | None = None
 
     def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
-        """See `Worker.start`; the data are in this process anyway."""
+        """See `TaskWorker.start`; the data are in this process anyway."""
         del data_bytes
         self._stop.clear()
         # A daemon, so that a runtime that hangs cannot keep the process from ending.
@@ -57,16 +57,16 @@ class TrainingWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """See `Worker.stop`."""
+        """See `TaskWorker.stop`."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> None:
-        """See `Worker.join`."""
+        """See `TaskWorker.join`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def outcome(self) -> Outcome | None:
-        """See `Worker.outcome`."""
+        """See `TaskWorker.outcome`."""
         try:
             return self._outcomes.get_nowait()
         except queue.Empty:

@@ -1,7 +1,7 @@
 """The worker process of an agent: it loads the runtime, reads the data, and does one task at a time.
 
-It reads lines from its agent and answers with lines (`worker_messages`). It ends with its agent, even in the middle of
-a step, and ignores the signals that stop an agent.
+It reads lines from its agent and answers with lines (`worker_messages`). It ends when its agent ends, even during a
+step, and ignores the signals that stop an agent.
 """
 
 import logging
@@ -38,9 +38,9 @@ from subfleet.protocol.logs import log_to_standard_error
 _LOG = logging.getLogger(__name__)
 
 _SPARE_BYTES = 256 * 2**20
-"""What a process may grow by beside its task: stacks, caches and fragments that no plan counts."""
+"""Growth of the process besides its task: stacks, caches and fragments that no plan counts."""
 _STACK_BYTES = 16 * 2**20
-"""Of each thread of the runtime, with what the C library sets aside for it."""
+"""Memory of each thread of the runtime, including the C library's reserve for it."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     end_with_parent(int(arguments[0]))
     offer_to_the_kernel()
     use_one_heap()
-    # What libraries print must not stand between the reports.
+    # Output of libraries must not mix with the reports.
     channel = os.dup(1)
     os.dup2(2, 1)
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
         while line:
             line = line[os.write(channel, line) :]
 
-    # Not `sys.stdin`, which the end of the interpreter closes while a thread may still read it.
+    # Not `sys.stdin`, which the interpreter closes at its end while a thread may still read it.
     source = os.fdopen(os.dup(0), "rb")
     workplace = Workplace.of_line(source.readline())
     log_to_standard_error(workplace.log_level, form=LOG_FORM)
@@ -98,19 +98,19 @@ def _open(workplace: Workplace) -> tuple[TaskWork, Opened]:
 
 
 def _check_report(report: TaskEnded, work_folder: Path) -> TaskEnded:
-    """Replace an invalid report: a trainer is a plug-in, and may return anything."""
+    """Replace an invalid report: trainers are plug-ins and may return anything."""
     try:
         decode_report(encode_line(report), work_folder)
     except (TypeError, ValueError, ProtocolError) as error:
         discard(work_folder, report.outcome.task_id)
-        detail = f"the trainer's result is no valid one: {error}"
+        detail = f"the trainer's result is invalid: {error}"
         failed = WorkFailed(task_id=report.outcome.task_id, reason="failed", detail=detail)
         return TaskEnded(outcome=failed, held_bytes=0)
     return report
 
 
 def _find_blob(folder: Path, blob: BlobRef) -> Path:
-    """Find the file of a fetched blob; only the agent writes that folder."""
+    """Find the file of a fetched blob; only the agent writes to that folder."""
     path = folder / blob.sha256
     try:
         if path.stat().st_size == blob.size_bytes:
@@ -121,22 +121,22 @@ def _find_blob(folder: Path, blob: BlobRef) -> Path:
 
 
 def _limit_memory(workplace: Workplace, order: Order) -> AbstractContextManager[None]:
-    """Limit memory by the system during a task: the watch checks it only between steps.
+    """Let the system limit memory during a task: the watch only checks it between steps.
 
-    A graphics processor's driver maps memory that takes none, so that nothing is limited beside one.
+    Nothing is limited with a GPU, as its driver maps large address ranges that take no memory.
     """
     if workplace.provider != CPU:
         return nullcontext()
-    # Samples are read, and transformed into others, beside what is planned.
+    # Samples are read and transformed in addition to the plan.
     beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + workplace.threads * _STACK_BYTES
     return limit_growth(order.memory_limit_bytes + beside_bytes)
 
 
 class _Orders:
-    """The agent's orders, read in a thread of their own, as a task may be stopped while it runs.
+    """The agent's orders, read in a separate thread, as a running task may be stopped.
 
     Args:
-        source: the agent's lines; where they end, the agent is gone.
+        source: the agent's lines; they end when the agent ends.
     """
 
     def __init__(self, source: BinaryIO) -> None:
@@ -157,9 +157,9 @@ class _Orders:
         for line in self._source:
             order = decode_order(line)
             if isinstance(order, Order):
-                self._stops.discard(order.task.task_id)  # it may be done anew after it was stopped
+                self._stops.discard(order.task.task_id)  # a stopped task may be repeated
                 self._orders.put(order)
             else:
                 self._stops.add(order.task_id)
-        # Nobody hears of a task in hand any more, and a step may have no end.
+        # The agent has ended: nobody needs the current task, and a step may hang.
         os._exit(0)

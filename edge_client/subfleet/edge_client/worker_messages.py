@@ -24,7 +24,7 @@ from subfleet.protocol.schema import from_plain, parse_json, to_plain
 
 MAX_LINE_BYTES = 16 * 2**20
 MOST_CHARACTERS = 4096
-"""Of a text of a report; longer ones are cut."""
+"""The longest text of a report; longer ones are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class Workplace:
 
     Attributes:
         runtimes: names of trainers; the first working one is used.
-        provider: what computes.
-        data: what `--data` names.
+        provider: the runtime's provider.
+        data: the data of `--data`.
         held_out: held-out data as `--held-out` names them; None without any.
-        threads: of the runtime.
+        threads: number of threads of the runtime.
         blobs: the folder of programs and weights.
-        work_folder: where outputs are written.
-        log_level: from which on logs are shown.
+        work_folder: the folder for outputs.
+        log_level: the least level of shown logs.
     """
 
     runtimes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Workplace:
     log_level: int
 
     def line(self) -> bytes:
-        """Encode the first line that the process reads. Paths may hold any bytes, so it is no message like others."""
+        """Encode the first line that the process reads. Paths may contain any bytes, so it is no validated message."""
         plain = asdict(self) | {"blobs": str(self.blobs), "work_folder": str(self.work_folder)}
         return json.dumps(plain).encode() + b"\n"
 
@@ -75,7 +75,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The task is to stop at its next step."""
+    """Stop the task at its next step."""
 
     task_id: str
 
@@ -85,9 +85,9 @@ class Opened:
     """The worker process is ready.
 
     Attributes:
-        target: of the programs that it runs.
-        data: that it trains on.
-        held_out: that it evaluates on; None where there are none.
+        target: the target of its programs.
+        data: summary of the training data.
+        held_out: summary of the held-out data; None if there are none.
     """
 
     target: str
@@ -97,7 +97,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """The worker process cannot do any task, and ends with an exit code and a sentence."""
+    """The worker process cannot do any task, and ends with an exit code and a message."""
 
     code: int
     text: str
@@ -154,7 +154,7 @@ def decode_order(line: bytes) -> Order | Stop:
     """Decode an order of an agent.
 
     Raises:
-        ProtocolError: it is no such message.
+        ProtocolError: it is not such a message.
     """
     message, _ = _read(line)
     if isinstance(message, Order | Stop):
@@ -166,7 +166,7 @@ def decode_report(line: bytes, work_folder: Path) -> Report:
     """Decode a report of a worker process.
 
     Raises:
-        ProtocolError: it is no such message.
+        ProtocolError: it is not such a message.
     """
     message, held_bytes = _read(line)
     if isinstance(message, Opened | StartFailed):
@@ -176,7 +176,7 @@ def decode_report(line: bytes, work_folder: Path) -> Report:
         message = TrainingOutput(task_id=message.task_id, result=message.result, output_path=path)
     if isinstance(message, TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed):
         return TaskEnded(outcome=message, held_bytes=held_bytes)
-    raise ProtocolError(f"a process that does tasks sent {type(message).__name__}, but must send a report")
+    raise ProtocolError(f"a worker process sent {type(message).__name__}, but must send a report")
 
 
 def _read(line: bytes) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""A worker process: a program that crashes or hangs takes this process with it, and not the agent.
+"""A worker process: a program that crashes or hangs affects only this process, not the agent.
 
 The process is reused for further tasks, so a runtime is loaded once. If it dies or hangs, its task fails and another
 process is started.
@@ -46,7 +46,7 @@ class WorkerProcess:
     """Does tasks in a child process; a context manager that ends it.
 
     Args:
-        place: what tasks are done with.
+        place: the means to do tasks.
         stop_s: how long a task may go on after it was stopped.
         clock: seconds, monotonic.
 
@@ -83,7 +83,7 @@ class WorkerProcess:
 
     @property
     def process_id(self) -> int:
-        """Of the process."""
+        """Id of the worker process."""
         return self._child.process_id
 
     @property
@@ -92,7 +92,7 @@ class WorkerProcess:
         return self._held_bytes
 
     def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
-        """See `Worker.start`."""
+        """See `TaskWorker.start`."""
         if self._child.has_ended():
             self._renew()
         self._task, self._memory_limit_bytes = task, memory_limit_bytes
@@ -100,37 +100,35 @@ class WorkerProcess:
         self._child.send(encode_line(Order(task=task, memory_limit_bytes=memory_limit_bytes, data_bytes=data_bytes)))
 
     def stop(self) -> None:
-        """See `Worker.stop`; where that helps nothing, the process is ended."""
+        """See `TaskWorker.stop`; a process that does not stop is killed."""
         if self._task is not None and self._kill_at_s is None:
             self._kill_at_s = self._clock() + self._stop_s
             self._child.send(encode_line(Stop(task_id=self._task.task_id)))
 
     def join(self, timeout_s: float) -> None:
-        """See `Worker.join`."""
+        """See `TaskWorker.join`."""
         until_s = self._clock() + timeout_s
         while self._task is not None and (left_s := until_s - self._clock()) > 0:
             self._ready = self._poll(min(left_s, 0.1))
 
     def outcome(self) -> Outcome | None:
-        """See `Worker.outcome`."""
+        """See `TaskWorker.outcome`."""
         if self._ready is not None:
             ready, self._ready = self._ready, None
             return ready
         return self._poll(0.0)
 
-    # --- what the process says ---
+    # --- reports of the process ---
 
     def _open(self) -> Opened:
-        """Wait until the process is ready, as long as runtimes and data take to load."""
+        """Wait until the process has loaded runtimes and data."""
         line = self._child.line(None)
         report = None if line in (None, _END) else decode_report(line, self._workplace.work_folder)
         if isinstance(report, Opened):
             return report
         if isinstance(report, StartFailed):
             raise report.error()
-        raise BrokenError(
-            f"the process that does this device's tasks {self._child.end()} before it was ready; --verbose shows more"
-        )
+        raise BrokenError(f"this device's worker process {self._child.end()} before it was ready; --verbose shows more")
 
     def _poll(self, timeout_s: float) -> Outcome | None:
         """Return the outcome, if any: from a report, from the end of the process, or after killing it."""
@@ -144,8 +142,8 @@ class WorkerProcess:
         try:
             report = decode_report(line, self._workplace.work_folder)
         except ProtocolError as error:
-            # The task's end may be lost with this line, so that the process must end with it.
-            return self._fail_task(f"said what cannot be read ({error})", "failed")
+            # This line may have been the task's outcome, so the process must be ended.
+            return self._fail_task(f"sent an unreadable report ({error})", "failed")
         if isinstance(report, TaskEnded):
             return self._accept(report)
         self._problem = report if isinstance(report, StartFailed) else None
@@ -160,7 +158,7 @@ class WorkerProcess:
         return report.outcome
 
     def _handle_exit(self) -> Outcome | None:
-        """Handle the end of the process; a SIGKILL by the kernel means a lack of memory."""
+        """Handle the end of the process; a SIGKILL by the kernel means that memory was short."""
         if self._problem is not None:
             reason: RefusalReason = "data" if self._problem.code == ExitCode.DATA else "runtime"
             return self._fail_task(f"ended: {self._problem.text}", reason)
@@ -169,14 +167,14 @@ class WorkerProcess:
     def _fail_task(self, how: str, reason: RefusalReason) -> Outcome | None:
         task, self._task, self._kill_at_s = self._task, None, None
         if task is None:
-            _LOG.warning("the process that does tasks %s; the next task starts another one", how)
+            _LOG.warning("the worker process %s; the next task starts another one", how)
             self._child.close()
             self._held_bytes = 0
             return None
         discard(self._workplace.work_folder, task.task_id)
         self._renew()
         available_bytes = min(self._memory_limit_bytes, task.planned_peak_bytes) // 2 if reason == "memory" else None
-        detail = f"the process that did the task {how}"
+        detail = f"the worker process {how}"
         return WorkFailed(
             task_id=task.task_id,
             reason=reason,
@@ -243,12 +241,12 @@ class _Child:
             return f"was ended by signal {-code}"
 
     def close(self) -> None:
-        """Kill the process at once: nothing in it is worth waiting for."""
+        """Kill the process at once."""
         self._popen.kill()
         self._popen.wait()
-        # A process that a data set's own code has forked may keep the other end of the pipe.
+        # A process that a data set's code forked may keep the other end of the pipe open.
         self._reader.join(_CLOSE_S)
-        with suppress(OSError):  # what was not flushed has nobody to read it
+        with suppress(OSError):  # nobody reads unflushed data
             if self._popen.stdin is not None:
                 self._popen.stdin.close()
             if self._popen.stdout is not None and not self._reader.is_alive():

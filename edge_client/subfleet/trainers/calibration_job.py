@@ -1,8 +1,8 @@
 """Measures the inputs of norms with running statistics on a device's own data, with the training program.
 
-A training step at learning rate 0 moves no weight, and leaves in the running statistics the momentum's share of what
-its batch has, padding left out. From statistics of zero this is the batch's own mean and unbiased variance, which with
-the number of its values are its sum and its sum of squares. These add up over batches, in float64.
+A training step at learning rate 0 changes no weight, and updates the running statistics by the momentum times the
+batch's mean and unbiased variance, without padding. Statistics that start at zero thus give mean and variance of the
+batch; with the number of its values they give its sum and sum of squares, which are added over batches in float64.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
         session = ProgramSession(loaded, links, weights | _make_zero_statistics(layout, sums), constants)
         weights.clear()
         tally.take(call, session.step(path, call.fed, last=call.last), layout)
-        # The weights are those that were given: they need not be held twice.
+        # The weights do not change, so they need not be held twice.
         weights |= session.finish()
         _add(sums, call, weights, layout)
         context.watch.check()
@@ -78,7 +78,7 @@ class _Sums:
         norm, count = self._norm, samples * self._norm.positions
         share = float(np.float32(norm.momentum))
         of_batch = mean.astype(np.float64) * (norm.scale / share)
-        # One value alone teaches nothing of the variance: the program has left it at 0, as it counts here.
+        # A single value has no variance: the program leaves it at 0, which is right for the sums.
         spread = variance.astype(np.float64) * (norm.scale**2 / share) * (count - 1)
         self._count += count
         self._total = self._total + count * of_batch

@@ -1,4 +1,4 @@
-"""Evaluates a model on a device's held-out data, with the same runtimes that train: one loop for all of them."""
+"""Evaluates a model on a device's held-out data, with any runtime that trains."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
 
 _ROUNDING = 1e-5
-"""A loss of nothing may be this much below 0."""
+"""How far below 0 rounding may bring a loss of 0."""
 
 
 def evaluate_job(
@@ -34,20 +34,20 @@ def evaluate_job(
 ) -> EvaluationResult:
     """Evaluate a model, or each path of a population, on a device's held-out data. Nothing is written.
 
-    The weights are held once, as they are. Each batch goes along all paths before the next one is read. Of a path there
-    are its features at two links at a time, so that a population takes no more memory than its largest path. See
-    `open_context` for what counts as memory.
+    The weights are held once, unchanged. Each batch goes along all paths before the next one is read. Only the features
+    of two links are held at a time, so that a population takes no more memory than its largest path. See `open_context`
+    for what counts as memory.
 
     Args:
         job: what to evaluate; its settings may name a population.
-        stopped: asked between paths.
-        target: what the program must be written for.
-        runtime: that runs it.
-        host: the process that it runs in.
+        stopped: called between paths; True ends the job.
+        target: the target that the program must be written for.
+        runtime: the runtime.
+        host: the process that the job runs in.
 
     Raises:
-        MemoryLimitError: a path has no room, or the process grew beyond the limit.
-        MemoryError: the system refused memory below the limit.
+        MemoryLimitError: a path does not fit, or the process grew beyond the limit.
+        MemoryError: the system refused memory within the limit.
         LoadError: the runtime refuses the program, or an operator of the population.
         TrainingError: a program failed, was stopped, or returned impossible numbers.
         DataError: the data do not fit the program.
@@ -63,7 +63,7 @@ def evaluate_job(
         paths = [_find_path(links, operators) for operators in settings.population or ((),)]
         _load(job, loaded, links, paths, drops=not host.shared)
         session = ProgramSession(loaded, links, read_weights(job.weights_path, loaded.layout.weights(links)), {})
-        host.release()  # what loading left behind would stay beneath the steps' peak
+        host.release()  # memory that loading left behind would add to the steps' peak
         sums = [LabelSums(layout, settings) for _ in paths]
         for fed, labels, last in _make_batches(context.dataset, layout):
             for path, own in zip(paths, sums, strict=True):
@@ -126,7 +126,7 @@ def _load(job: Job[Evaluate], loaded: Loaded, links: Sequence[Link], paths: Sequ
 
 
 def _check_settings(settings: EvaluationSettings, layout: EvaluationLayout) -> None:
-    """Compare a task's batch size and kind of labels with its program; raises ProtocolError where they differ."""
+    """Compare a task's batch size and kind of labels with its program; raises ProtocolError if they differ."""
     classes = TASK_KINDS[settings.objective].over_classes
     if classes != (layout.label.dtype == "I64"):
         raise ProtocolError(
@@ -165,7 +165,7 @@ class LabelSums:
 
         Raises:
             DivergedError: its loss is not finite.
-            TrainingError: it counted other labels than there are.
+            TrainingError: the program counted a wrong number of labels.
         """
         layout = self._layout
         loss, correct, count = (float(read[name]) for name in (layout.loss, layout.correct, layout.count))
@@ -186,7 +186,7 @@ class LabelSums:
         """Compute the means; a data set has at least one label that counts.
 
         Raises:
-            TrainingError: they are not such as can be.
+            TrainingError: they are impossible values.
         """
         loss = self._loss / self._labels
         totals = self._tally.totals(self._loss)

@@ -1,4 +1,4 @@
-"""ExecuTorch's plain runtime: through our native binding, else through its own and PyTorch."""
+"""ExecuTorch's plain runtime, through our native binding, or else through its own bindings with PyTorch."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ def load_executorch(provider: str = "cpu") -> Runtime:
 
     Raises:
         MissingExtraError: neither is installed.
-        BrokenError: one is, and cannot be loaded.
+        BrokenError: one is installed, but cannot be loaded.
     """
     del provider  # there is one
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch  # before the bindings, which are linked against its libraries
 
-try:  # `portable_lib`, which passes the same on, loads the whole exporter: seconds and memory that devices do not have
+try:  # `portable_lib` re-exports the same, but loads the whole exporter, which takes seconds and memory
     from executorch.extension.pybindings import _C as bindings  # noqa: N811 - it is no constant
 except ImportError:  # ExecuTorch before 1.5
     from executorch.extension.pybindings import portable_lib as bindings
@@ -20,9 +20,9 @@ from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
 
-# What PyTorch's allocator, which holds the outputs, says where the system gave no memory.
+# The message of PyTorch's allocator, which holds the outputs, if the system refused memory.
 _NO_MEMORY = "can't allocate memory"
-# PyTorch's numbers for types, which the bindings give.
+# PyTorch's numbers of types, which the bindings return.
 _DTYPES: Mapping[int, str] = {0: "uint8", 4: "int64", 6: "float32", 7: "float64", 11: "bool"}
 
 
@@ -31,7 +31,7 @@ class BindingsRuntime:
 
     def __init__(self) -> None:
         map_library(Path(bindings.__file__).parents[2], without=KERNELS)
-        # What handing tensors over takes of PyTorch's own code: 1.2 MB, there whatever program runs.
+        # PyTorch's code for handing over tensors takes 1.2 MB, for any program.
         torch.from_numpy(np.zeros(1, np.float32)).clone().numpy()
 
     @property
@@ -57,8 +57,8 @@ class BindingsRuntime:
 class _LoadedProgram:
     """A program and its loaded methods.
 
-    Only the whole may be held on to: methods read the program's memory, and the program that of its file, but neither
-    keeps the other alive.
+    References must be to this object: methods read the program's memory, and the program that of its file, but they do
+    not keep each other alive.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -79,19 +79,19 @@ class _LoadedProgram:
         shapes: MethodShapes = _call_guarded(lambda: _read_shapes(self._program.method_meta(method)))
         return shapes
 
-    def execute(self, given: Sequence[torch.Tensor], name: str = METHOD) -> Sequence[torch.Tensor]:
+    def execute(self, inputs: Sequence[torch.Tensor], name: str = METHOD) -> Sequence[torch.Tensor]:
         """Run once; results are memory that the next run overwrites, or copies of inputs."""
         method = self._method(name)
-        # By default it would hold every result twice: where the kernels wrote it, and as a copy of that.
-        results: Sequence[torch.Tensor] = _call_guarded(lambda: method(given, clone_outputs=False))
-        handed = {tensor.data_ptr() for tensor in given}
+        # By default it would hold every result twice: where the kernels wrote it, and as a copy.
+        results: Sequence[torch.Tensor] = _call_guarded(lambda: method(inputs, clone_outputs=False))
+        handed = {tensor.data_ptr() for tensor in inputs}
         return [result.clone() if result.data_ptr() in handed else result for result in results]
 
     def note(self, name: str) -> str:
         """Read the text that a method returns as a tensor of bytes; empty if there is no such method.
 
         Raises:
-            TrainingError: the runtime failed, or the method gives something else.
+            TrainingError: the runtime failed, or the method returns something else.
         """
         if name not in self.method_names:
             return ""
@@ -132,7 +132,7 @@ def _load(program: Program, threads: int) -> RunArrays:
 def _set_threads(threads: int) -> None:
     """Set the threads of the whole process: PyTorch's pool and XNNPACK's."""
     torch.set_num_threads(threads)
-    # Unsafe only while a program runs. XNNPACK otherwise takes every core; there is no public way to say so.
+    # Unsafe only while a program runs. XNNPACK otherwise uses every core, and there is no public setting.
     if bindings._threadpool_get_thread_count() != threads:  # noqa: SLF001 - as the line above says
         bindings._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
 
@@ -146,7 +146,7 @@ def _call_guarded(call: Callable[[], Any]) -> Any:
         return call()
     except MemoryError:
         raise
-    # The bindings raise RuntimeError for most failures, and others where arguments do not fit.
+    # The bindings raise RuntimeError for most failures, and other errors for wrong arguments.
     except Exception as error:
         if _NO_MEMORY in str(error):
             raise MemoryError(str(error)) from error

@@ -1,9 +1,9 @@
-"""Methods of ExecuTorch programs: what their values must be, and what a model's file says of itself.
+"""Methods of ExecuTorch programs: checks their values, and reads the texts in a model's file.
 
-The runtime is reached through our native binding or through its own Python bindings with PyTorch. Both run the same
+The runtime is used through our native binding or through its own Python bindings with PyTorch. Both run the same
 programs with the same kernels. The native one (`edge_client/native`, the distribution `subfleet-executorch`) needs no
-PyTorch, so a client's process takes a fraction of the memory. The pool of threads belongs to the process: what was
-opened last sets it.
+PyTorch, so a client's process takes a fraction of the memory. The thread pool belongs to the process: the last opened
+program sets its size.
 """
 
 import math
@@ -19,18 +19,18 @@ from subfleet.trainers.runtime import Array
 
 # Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
 KERNELS = "kernels"
-"""Part of the name of the libraries of which a program needs little."""
+"""Part of the name of the libraries with code that programs rarely need."""
 METHOD = "forward"
-"""The method of every program and model; a model has one more for each text that it carries."""
+"""The method of every program and model; a model has another one for each text in it."""
 MAX_NOTE_BYTES = MAX_NAMES_BYTES
-"""Of such a text: names of classes are the longest."""
+"""The largest text; names of classes are the longest."""
 
 _DTYPES: Mapping[str, str] = {"F32": "float32", "I64": "int64", "F64": "float64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodShapes:
-    """NumPy's type name and the shape of everything that a method takes and gives, in order."""
+    """NumPy's type name and the shape of each input and output of a method, in order."""
 
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -42,13 +42,13 @@ def make_model(
     """Make an inference model.
 
     Args:
-        path: of its file, for messages.
-        shapes: of its method.
-        note: gives the text that a method of a name gives; empty where there is no such method.
-        infer: runs its method, with its one input.
+        path: its file, for messages.
+        shapes: its method's inputs and outputs.
+        note: returns the text of a method by name; empty if there is no such method.
+        infer: runs its method on its only input.
 
     Raises:
-        TrainingError: it is no such model, or a note is not what it should be.
+        TrainingError: it is not an inference model, or a note is invalid.
     """
     inputs = shapes.inputs
     if len(inputs) != 1 or len(inputs[0][1]) < 2 or not shapes.outputs:
@@ -62,7 +62,7 @@ def check_note(name: str, shapes: MethodShapes) -> None:
     """Check the inputs and outputs of a method that returns a text, before memory is allocated for it.
 
     Raises:
-        TrainingError: it takes something, or gives something else than a text of limited length.
+        TrainingError: it takes an input, or does not return a text of limited length.
     """
     gives = [(dtype, math.prod(shape) <= MAX_NOTE_BYTES) for dtype, shape in shapes.outputs]
     if shapes.inputs or gives != [("uint8", True)]:
@@ -75,7 +75,7 @@ def check_manifest(manifest: ProgramManifest, shapes: MethodShapes) -> None:
     """Compare the inputs and outputs of a program's method with its manifest.
 
     Raises:
-        TrainingError: they differ; names the first value that does.
+        TrainingError: they differ; the message names the first such value.
     """
     for kind, named, actual in (
         ("inputs", manifest.inputs, shapes.inputs),

@@ -1,6 +1,6 @@
 """ExecuTorch through our native binding: no PyTorch, nothing copied between steps.
 
-Where a program leaves its outputs unplanned, kernels write straight into the buffers that a session hands it.
+If a program leaves its outputs unplanned, kernels write directly into the session's buffers.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ class NativeRuntime:
 
 
 class _NativePrograms:
-    """See `Programs`. The planned memory of a chain's programs is one: none of it is kept from run to run."""
+    """See `Programs`. The programs of a chain share their planned memory: nothing in it is kept between runs."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -85,9 +85,9 @@ class _NativePrograms:
 
     def _load(self, program: Program, *, chained: bool) -> RunProgram:
         if chained:
-            # All programs of a chain are planned with the most that one of them takes.
+            # All programs of a chain are planned with the memory of the largest.
             self._arena = self._arena or Arena(program.manifest.planned_peak_bytes)
-            # Bytes of its own: those of the whole chain would be held with them.
+            # A copy, since a view would keep the whole chain's bytes.
             program = replace(program, body=bytes(program.body))
         arena = self._arena
         method = _load_step(program, self._threads, arena)
@@ -96,14 +96,14 @@ class _NativePrograms:
 
         def run(operands: Operands, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
             values, spare = {**operands.values, **fed}, operands.spare
-            given = {
+            buffers = {
                 name: spare[name] if name in spare else make_buffer(shape, dtype) for name, shape, dtype in outputs
             }
             arrays = [values[name] if values[name].flags.c_contiguous else values[name].copy() for name in inputs]
-            _call_guarded(lambda: method.execute(arrays, list(given.values())))
+            _call_guarded(lambda: method.execute(arrays, list(buffers.values())))
             if last and arena is not None:
                 arena.release()
-            return given
+            return buffers
 
         return run
 
@@ -127,28 +127,28 @@ def _read_shapes(method: Method) -> MethodShapes:
 
 def _load_step(program: Program, threads: int, arena: Arena | None) -> Method:
     writers = ", ".join(f"{tool} {version}" for tool, version in sorted(program.manifest.versions.items()))
-    what = f"{_NAME} refused the program{f' that {writers} wrote' if writers else ''}"
-    # The agent compared what was planned with what is free; the buffers may take no more than the manifest says.
-    _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, what, arena)
+    failure = f"{_NAME} refused the program{f' that {writers} wrote' if writers else ''}"
+    # The agent checked the plan against free memory, so the buffers may not exceed the manifest's plan.
+    _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, failure, arena)
     check_manifest(program.manifest, _read_shapes(method))
     return method
 
 
 def _load(
-    body: bytes | memoryview, threads: int, memory_limit_bytes: int | None, what: str, arena: Arena | None = None
+    body: bytes | memoryview, threads: int, memory_limit_bytes: int | None, failure: str, arena: Arena | None = None
 ) -> tuple[subfleet_executorch.Program, Method]:
     def load() -> tuple[subfleet_executorch.Program, Method]:
-        # It fails while another session is loaded that runs on another number of threads: they share one pool.
+        # It fails while a session with another number of threads is loaded: they share one pool.
         subfleet_executorch.set_thread_count(threads)
         program = subfleet_executorch.Program(body)
         return program, program.load_method(METHOD, memory_limit_bytes=memory_limit_bytes, arena=arena)
 
-    return _call_guarded(load, what)
+    return _call_guarded(load, failure)
 
 
-def _call_guarded(call: Callable[[], _Result], what: str = "ExecuTorch refused the program") -> _Result:
+def _call_guarded(call: Callable[[], _Result], failure: str = "ExecuTorch refused the program") -> _Result:
     try:
         return call()
     except ExecutorchError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"{what} ({error.code}: {reason:.300}); it must be exported again") from error
+        raise TrainingError(f"{failure} ({error.code}: {reason:.300}); it must be exported again") from error

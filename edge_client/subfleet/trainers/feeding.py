@@ -22,7 +22,7 @@ from subfleet.trainers.runtime import Array
 _Indices = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]
-"""Indices of a part's samples and its mask to their inputs, as they are fed."""
+"""Takes indices of a part's samples and its mask; returns the inputs to feed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ProgramCall:
         count: labels that count in it.
         batch_count: labels that count in its whole batch.
         ends_batch: whether the optimiser takes its step in it.
-        last: of the training.
+        last: whether it is the last call of the training.
     """
 
     origin: StepOrigin
@@ -63,9 +63,9 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
     problem = settings.augmentation.problem_with(layout.input.shape[1:])
     if problem is not None:
         raise ProtocolError(f"the task does not fit its program: {problem}")
-    taken = {value.name for value in layout.coefficients}
+    accepted = {value.name for value in layout.coefficients}
     for name in COEFFICIENTS:
-        if getattr(settings, name) and name not in taken:
+        if getattr(settings, name) and name not in accepted:
             raise ProtocolError(f"the task's {name} is {getattr(settings, name)}, but its program has no such term")
 
 
@@ -76,9 +76,9 @@ def compute_constants(
 
     Args:
         settings: learning rate and coefficients.
-        layout: of the program.
+        layout: the program's layout.
         dataset: determines the classes that the client holds.
-        weights: by tensor name, as they are before the first step.
+        weights: the weights before the first step, by tensor name.
     """
     values: dict[str, Array] = {layout.learning_rate.name: np.array(settings.learning_rate, np.float32)}
     values |= {value.name: np.array(getattr(settings, value.name), np.float32) for value in layout.coefficients}
@@ -96,9 +96,9 @@ def make_calls(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset
     settings = job.work.settings
     if isinstance(job.work, Train):
         dataset = _take_round_part(job, dataset)
-    left = settings.step_count(len(dataset))
+    remaining = settings.step_count(len(dataset))
     epoch = 0
-    while left:
+    while remaining:
         look = _make_look(job, dataset, epoch)
         batches = iter_batches(
             len(dataset),
@@ -108,13 +108,13 @@ def make_calls(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset
             client_id=job.client_id,
             epoch=epoch,
         )
-        for step, (indices, mask) in enumerate(islice(batches, left)):
-            left -= 1
+        for step, (indices, mask) in enumerate(islice(batches, remaining)):
+            remaining -= 1
             origin = StepOrigin(
                 seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
             )
             parts = split_batch(indices, mask, layout.batch_size)
-            yield from _make_batch_calls(layout, dataset.labels, look, parts, origin, last=not left)
+            yield from _make_batch_calls(layout, dataset.labels, look, parts, origin, last=not remaining)
         epoch += 1
 
 
@@ -123,15 +123,15 @@ def make_scoring_batches(
 ) -> Iterator[Sequence[Mapping[str, Array]]]:
     """Yield the inputs of each scored batch, in parts; no part lets the optimiser take a step.
 
-    The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
-    there are too few samples for that, they are smaller. Images are as they are.
+    The batches are the first ones of the client's epoch 0 in round 0, equally large and without shared samples: they
+    are smaller if there are too few samples. Images are not augmented.
 
     Raises:
         DataError: there are fewer samples than batches.
         ProtocolError: the program sums no gradients.
     """
     if layout.apply is None:
-        raise ProtocolError("the program sums no gradients, but a candidate is scored by them; export it to accumulate")
+        raise ProtocolError("the program does not sum gradients, which scores need; export it with accumulate")
     settings, batch_count = job.work.settings, job.work.batches
     size = min(settings.batch_size, len(dataset) // batch_count)
     if size < 1:
@@ -160,7 +160,7 @@ def _take_round_part(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
 def _make_look(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
     """Make the function that reads samples in an epoch, with random augmentation if the task asks for it.
 
-    Where norms are measured instead of training, all are as they are: so are the samples that are predicted later.
+    Samples are not augmented for measuring norms, like the samples of later predictions.
     """
     settings = job.work.settings
     if settings.augmentation.name == "none" or not isinstance(job.work, Train):
@@ -197,7 +197,7 @@ def _make_batch_calls(
     for index, (part, part_mask) in enumerate(parts):
         ends_batch = index == len(parts) - 1
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
-        # Under no name here, so that it is free before the next call's is made.
+        # Not bound to a name, so that it is freed before the next call is made.
         yield ProgramCall(
             origin=origin,
             fed={
@@ -232,7 +232,7 @@ class Tally:
     """The sums over the steps of one job; loss, correct, squares and count are those of the last epoch.
 
     Attributes:
-        whole: whether they are those of all steps: where a job is told in steps, its last epoch may be a single batch.
+        whole: whether they cover all steps: if a job is given in steps, its last epoch may be a single batch.
     """
 
     whole: bool = False
@@ -278,7 +278,7 @@ class Tally:
     def result(
         self, *, sample_count: int, measured_peak_bytes: int, operator_examples: OperatorExamples = ()
     ) -> TrainResult:
-        """Make the result of the job, after its time was set."""
+        """Make the result of the job; call `end` first."""
         return TrainResult(
             sample_count=sample_count,
             step_count=self.step_count,

@@ -1,4 +1,4 @@
-"""The context of a job: its data, its loaded package and the watch over its memory."""
+"""The context of a job: its data, its loaded package and the watch on its memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +23,8 @@ def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
     """Read the data set of a job in the form that its program takes, with the run's classes.
 
     Args:
-        job: what to train, to score or to evaluate.
-        layout: of its program.
+        job: what to train, score or evaluate.
+        layout: the layout of its program.
 
     Raises:
         DataError: the data cannot be read or used, or do not fit the program or the run's classes.
@@ -39,7 +39,7 @@ def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
     )
     try:
         dataset = read_dataset(job.data, form)
-    except FileError as error:  # which says of the program, that can be had anew, where it is one of it
+    except FileError as error:  # tells errors of the program, which can be fetched again, from errors of the data
         raise DataError(str(error)) from error
     _check(dataset, layout, job.data)
     return dataset
@@ -70,11 +70,11 @@ class JobContext:
     """The context of a job.
 
     Attributes:
-        dataset: of the job, in the form that its program takes.
-        loaded: its package, with the programs that the job before left loaded.
+        dataset: the job's data set, in the form that its program takes.
+        loaded: its package, with the programs that the previous job left loaded.
         watch: measures the job's memory.
         host: the process that the job runs in.
-        stopped: whether the job is to end now; asked between steps.
+        stopped: called between steps; True ends the job.
     """
 
     dataset: Dataset
@@ -83,14 +83,14 @@ class JobContext:
     host: Host
     stopped: Callable[[], bool]
 
-    def check_stopped(self, what: str) -> None:
+    def check_stopped(self, message: str) -> None:
         """Raise an error if the job is stopped.
 
         Raises:
             TrainingError: it is stopped.
         """
         if self.stopped():
-            raise TrainingError(f"{what}; its task must be taken up anew")
+            raise TrainingError(f"{message}; its task must be started again")
 
 
 @contextmanager
@@ -99,22 +99,21 @@ def open_context(
 ) -> Iterator[JobContext]:
     """Read a job's data, find its kept package, and release the job's memory at the end.
 
-    The data set is read before measuring begins, since it is there whatever submodel is trained; the program, the
-    weights, the runtime's memory, the steps and the writing of results all count. So does a package that is kept from
-    the job before.
+    The data set is read before measuring begins, since it is the same for any submodel. The program, the weights, the
+    runtime's memory, the steps and the writing of results all count, as does a package kept from the previous job.
 
     Args:
         job: what to do.
         stopped: as in `JobContext`.
-        target: what the program must be written for.
-        runtime: that runs it.
-        host: the process that it runs in, where the package may be kept for the next job. After an error it is not.
+        target: the target that the program must be written for.
+        runtime: the runtime.
+        host: the process that it runs in; it may keep the package for the next job, except after an error.
 
     Raises:
         MemoryLimitError: the process grew beyond the job's limit.
         DataError: the data do not fit the program.
-        ProtocolError: the program is no program for such a job and this target.
-        FileError: it cannot be read.
+        ProtocolError: the program is not for such a job or this target.
+        FileError: the program cannot be read.
     """
     manifest = read_program(job.program_path, target).manifest
     layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
@@ -133,8 +132,8 @@ def open_context(
         yield JobContext(dataset=dataset, loaded=loaded, watch=watch, host=host, stopped=stopped)
         watch.check()
         host.release()
-        # What a package holds is counted once, in the job that loaded it. Counted anew in each, all that a job adds to
-        # the process and gives back after it (its thread's stack) would be added to it again and again.
+        # A package's memory is measured once, in the job that loaded it. Measured in each job, it would grow each time
+        # by what a job adds to the process and returns after it (its thread's stack).
         grown_bytes = loaded.planned_bytes - before_bytes
         held_bytes = watch.measure_held_bytes() if package is None else max(package.held_bytes + grown_bytes, 0)
         host.keep(loaded, held_bytes=held_bytes, limit_bytes=job.memory_limit_bytes)

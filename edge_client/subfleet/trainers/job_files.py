@@ -35,7 +35,7 @@ def read_program(path: Path, target: str) -> Program:
 
     Raises:
         FileError: the file cannot be read.
-        ProtocolError: it is no packed program, or one for another runtime.
+        ProtocolError: it is not a packed program, or it is for another runtime.
     """
     program = decode_program(_read(path))
     if program.manifest.target != target:
@@ -48,7 +48,7 @@ def read_weights(path: Path, values: Iterable[ValueInfo]) -> Arrays:
 
     Raises:
         FileError: the file cannot be read.
-        ProtocolError: it is no container, or its tensors are not exactly the program's.
+        ProtocolError: it is not a container, or its tensors are not exactly the program's.
     """
     weights = decode_arrays(_read(path))
     expected = {value.tensor: value for value in values}
@@ -72,11 +72,11 @@ def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = (
 
     Args:
         job: its output file is written.
-        changed: by tensor.
-        exact: names of tensors that are no weights: no codec writes those.
+        changed: the trained values, by tensor.
+        exact: names of tensors that are not weights; they are never encoded.
 
     Raises:
-        DivergedError: a value is not finite: such an update would spoil the model that it is added to.
+        DivergedError: a value is not finite; such an update would destroy the model.
         ProtocolError: the job asks for a tensor that its program lacks.
         FileError: the file cannot be written.
     """

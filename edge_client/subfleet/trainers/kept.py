@@ -1,9 +1,9 @@
 """The package that a trainer keeps loaded between jobs, and its memory.
 
-The next job's memory counts from the state without it: what it holds is part of the growth that is measured, and the
-agent counts it as free when it measures its budget, since whatever comes next either uses it or drops it first. A
-package that holds more than a fraction of its job's limit is not kept: other programs on the device may want the memory
-between rounds, and to load a program again takes a fraction of one step's time for each of thousands of steps.
+The next job's memory is measured from the state without it, so it counts as growth. The agent counts it as free when it
+measures its budget, since the next job either uses it or drops it first. A package that holds more than a fraction of
+its job's limit is not kept: other programs on the device may need the memory between rounds, and loading a program
+takes little time compared with the steps of a job.
 """
 
 import time
@@ -14,7 +14,7 @@ from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch, release_free_memory
 
 _LARGEST_FRACTION = 0.25
-"""Of a job's memory limit. Measured with ONNX Runtime, whose arena is given back: 5 MB of 51 MB and of 293 MB peaks."""
+"""Of a job's memory limit. Measured with ONNX Runtime, which releases its arena: 5 MB of 51 MB and of 293 MB peaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Host(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether several devices train in it, so that one uses what another does not."""
+        """Whether several devices train in it, and so share its memory."""
         ...
 
     def take(self, sha256: str, threads: int) -> Kept | None:
@@ -67,7 +67,7 @@ class Slot:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the kept package holds; 0 where there is none."""
+        """Memory that the kept package holds; 0 if there is none."""
         package = self._kept
         return 0 if package is None else package.held_bytes
 

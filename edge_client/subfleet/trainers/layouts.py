@@ -27,7 +27,7 @@ _DTYPES: Mapping[Role, tuple[str, ...]] = MappingProxyType(
         "apply": _NUMBERS,
     }
 )
-"""Types of what is fed; what is carried may be of any type."""
+"""Types of fed values; carried values may have any type."""
 
 
 def select_values(values: Iterable[ValueInfo], accepts: Callable[[ValueInfo], bool]) -> tuple[ValueInfo, ...]:
@@ -55,7 +55,7 @@ def check_values(manifest: ProgramManifest, purpose: str) -> None:
     """Check the purpose of a program, and that each of its values can be fed or read.
 
     Raises:
-        ProtocolError: one cannot.
+        ProtocolError: a value cannot.
     """
     if manifest.purpose != purpose or manifest.batch_size < 1:
         raise ProtocolError(
@@ -98,7 +98,7 @@ def _check_fed(value: ValueInfo, batch_size: int) -> None:
     if not fits or value.role in (*_SUMS, "logits"):
         raise ProtocolError(
             f"the program's input {value.name!r:.80} is {value.role} of type {value.dtype} and shape {value.shape}, "
-            f"which nobody can feed with batches of {batch_size}"
+            f"which cannot be fed with batches of {batch_size}"
         )
 
 
@@ -121,22 +121,22 @@ class StepLayout:
         batch_size: samples that the program takes at once.
         input: the samples.
         label: their classes or targets.
-        sample_mask: which of them are real.
+        sample_mask: which samples are real.
         learning_rate: a scalar.
         random: fresh numbers for each step.
         coefficients: scalars, by the names in `COEFFICIENTS`.
-        class_mask: which classes the client holds; None where the program asks for none.
-        anchors: the first weights once more.
+        class_mask: which classes the client holds; None if the program does not take it.
+        anchors: the first weights again, as separate inputs.
         batch_weight: a scalar of a program that sums gradients over parts of a batch; None in others.
-        apply: as `batch_weight`.
-        stored: parameters and buffers, as inputs: what updates consist of. Each has a tensor name of its own.
-        frozen: weights that are given and stay as they are, as inputs; no part of updates.
+        apply: whether the optimiser takes its step; see `batch_weight`.
+        stored: parameters and buffers, as inputs; updates consist of them. Each has its own tensor name.
+        frozen: weights that do not change, as inputs; not part of updates.
         zeroed: optimiser states and gradients, as inputs, which start at zero.
         carried: name of each stored and zeroed value's input to the name of the output that holds it after the step.
         loss: name of the output.
         correct: name of the output.
-        count: name of the output; empty where the program has none, and all labels of real samples count.
-        squares: name of the output; empty where the program has none.
+        count: name of the output; empty if the program has none, then all labels of real samples count.
+        squares: name of the output; empty if the program has none.
     """
 
     batch_size: int
@@ -166,7 +166,7 @@ class StepLayout:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Names of the stored tensors that are no weights."""
+        """Names of the stored tensors that are not weights."""
         return frozenset(value.tensor for value in self.stored if value.role == "buffer")
 
     @property
@@ -229,7 +229,7 @@ def match_carried(
     """Map each input of some roles to the output with its next value.
 
     Raises:
-        ProtocolError: not everything is given back as it was taken.
+        ProtocolError: an input has no matching output.
     """
     before, after = _sort(inputs, roles), _sort(outputs, roles)
     if [_describe(value) for value in before] != [_describe(value) for value in after]:
@@ -241,7 +241,7 @@ def match_carried(
 
 
 def _sort(values: Iterable[ValueInfo], roles: Collection[Role]) -> list[ValueInfo]:
-    # The sort is stable: where an optimiser keeps two states of a tensor, the first goes to the first.
+    # The sort is stable: the states of an optimiser for one tensor keep their order.
     return sorted((value for value in values if value.role in roles), key=lambda value: (value.role, value.tensor))
 
 
@@ -261,9 +261,9 @@ class EvaluationLayout:
         batch_size: samples that the program takes at once.
         input: the samples.
         label: their classes or targets.
-        sample_mask: which of them are real.
-        weights: parameters and buffers, as inputs: they are alike in every step.
-        loss: name of the output, as are correct, count and logits.
+        sample_mask: which samples are real.
+        weights: parameters and buffers, as inputs; they are the same in every step.
+        loss: name of the output; likewise correct, count and logits.
     """
 
     batch_size: int

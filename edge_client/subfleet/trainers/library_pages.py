@@ -1,16 +1,16 @@
-"""A runtime's code, mapped before anything is measured.
+"""Maps a runtime's code into memory before anything is measured.
 
-A library's pages enter a process's resident size when they are first touched, in pieces whose size the kernel picks by
-the state of its page cache. So the first steps of a program grow a process by 1 to 5 MB of the runtime's own code: how
-much says nothing of the program, and differs from run to run. Mapped at once, the code counts as what it is: there
-whatever program runs. Such pages are shared and read only; the kernel drops them again where memory is short.
+A library's pages count in a process's resident size when they are first touched, in pieces of a size that depends on
+the kernel's page cache. So the first steps of any program grow a process by 1 to 5 MB of the runtime's own code, which
+differs from run to run. If all code is mapped first, it is not part of a program's growth. Such pages are shared and
+read-only; the kernel drops them if memory is short.
 """
 
 import ctypes
 from contextlib import suppress
 from pathlib import Path
 
-_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; older kernels refuse it, which costs only exactness
+_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; older kernels refuse it, and measuring is less exact
 _READ_ONLY = ("r--p", "r-xp")
 
 
@@ -18,12 +18,12 @@ def map_library(folder: Path, maps: Path = Path("/proc/self/maps"), *, without: 
     """Map the read-only pages of every library that is loaded from a folder.
 
     Args:
-        folder: of the installed runtime.
-        maps: the process's table of mappings; where there is none, nothing is done.
-        without: part of the name of libraries that are left out, since programs need little of them; "" for none.
+        folder: the folder of the installed runtime.
+        maps: the process's table of mappings; without one nothing is done.
+        without: part of the name of libraries to leave out, since programs need little of them; "" for none.
 
     Returns:
-        Bytes that are mapped; 0 where the system cannot do it.
+        The number of mapped bytes; 0 if the system cannot do it.
     """
     mapped_bytes = 0
     with suppress(OSError, AttributeError):

@@ -19,12 +19,12 @@ class Loaded:
     """The loaded programs of a package.
 
     Attributes:
-        sha256: of the packed program.
-        target: that it is for.
-        threads: that it runs on.
-        layout: of its programs.
-        programs: that the runtime holds for it.
-        runs: those that are loaded, by name.
+        sha256: digest of the packed program.
+        target: the target of the package.
+        threads: number of threads that it runs on.
+        layout: the layout of its programs.
+        programs: the runtime's container of its programs.
+        runs: the loaded programs, by name.
         refused: why the runtime does not load a piece, by the piece's name.
     """
 
@@ -46,19 +46,19 @@ class Loaded:
         """Load the operators that fit a job's memory limit; with `drops`, unload all others.
 
         Returns:
-            The links with the operators that have room and that the runtime does not refuse; and the bytes that the
-            operators of a path may keep together.
+            The links with the operators that fit and that the runtime accepts; and the bytes that the operators of a
+            path may keep together.
 
         Raises:
-            MemoryLimitError: not even the leanest path has room.
+            MemoryLimitError: not even the smallest path fits.
             LoadError: the runtime refuses the package, or all operators of a link.
             FileError: the packed program cannot be read.
-            ProtocolError: it is not what its manifest says.
+            ProtocolError: it does not match its manifest.
         """
         memory = self.layout.chain.plan_memory(links)
         drawable, left_bytes = memory.select_operators(job.memory_limit_bytes)
         if not drawable:
-            # Nothing is allocated on the word of a received manifest alone.
+            # A received manifest alone must not cause allocations.
             raise MemoryLimitError(needed_bytes=memory.least_peak_bytes, limit_bytes=job.memory_limit_bytes)
         drawable = self.load(drawable, job, drops=drops)
         least_bytes = sum(min(operator.kept_bytes for operator in link.operators) for link in drawable)
@@ -76,7 +76,7 @@ class Loaded:
         Raises:
             LoadError: it refuses the package, or all operators of a link.
             FileError: the packed program cannot be read.
-            ProtocolError: it is not what its manifest says.
+            ProtocolError: it does not match its manifest.
         """
         needed = {
             stage.operator.piece: self.layout.steps(stage) for stage in list_stages(links) if stage.operator.piece
@@ -104,13 +104,13 @@ class Loaded:
                 self.refused[piece] = str(error)
 
     def _drop_refused(self, link: Link) -> Link:
-        left = tuple(operator for operator in link.operators if operator.piece not in self.refused)
+        usable = tuple(operator for operator in link.operators if operator.piece not in self.refused)
         for operator in link.operators:
             if operator.piece in self.refused:
                 why = self.refused[operator.piece]
                 if not link.open:
                     raise LoadError(why)
-                if not left:
+                if not usable:
                     raise LoadError(f"no operator of link {link.name!r:.80} can be loaded, the last because {why}")
                 _LOG.warning("operator %s of %s is never drawn: %s", operator.name, link.name, why)
-        return Link(name=link.name, operators=left)
+        return Link(name=link.name, operators=usable)

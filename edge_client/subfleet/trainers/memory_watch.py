@@ -1,11 +1,11 @@
 """Measures the memory growth of this process.
 
-On Linux the kernel keeps the process's high-water mark (VmHWM), and takes it back to the present size when "5" is
-written to `clear_refs`. Where that file cannot be written (sandboxes), the resident size is sampled at each call
-instead, so a peak between two calls is missed; where there is no `/proc` at all, the growth of `ru_maxrss` is used,
-which is 0 until the process passes the largest size that it ever had.
+On Linux the kernel keeps the process's high-water mark (VmHWM), and resets it to the present size when "5" is written
+to `clear_refs`. If that file cannot be written (sandboxes), the resident size is sampled at each call instead, so a
+peak between two calls is missed; without `/proc`, the growth of `ru_maxrss` is used, which is 0 until the process
+exceeds its previous maximum.
 
-The figures are of the whole process: only one thing may be measured at a time.
+The figures are for the whole process, so only one job may be measured at a time.
 """
 
 import ctypes
@@ -46,12 +46,12 @@ class GrowthWatch(Protocol):
 
 
 class MemoryWatch:
-    """Measures growth since it was made; free memory is returned to the system before.
+    """Measures growth since its creation; free memory is returned to the system first.
 
     Args:
         limit_bytes: the most by which the process may grow.
         proc: the process's folder of the proc file system.
-        held_bytes: what is in memory already and counts as growth, such as a session from the job before.
+        held_bytes: memory that already exists and counts as growth, such as a session of the previous job.
     """
 
     def __init__(self, limit_bytes: int, proc: Path = _PROC, *, held_bytes: int = 0) -> None:
@@ -74,7 +74,7 @@ class MemoryWatch:
         return self._growth_bytes
 
     def _measure_own_bytes(self) -> int | None:
-        """What is in memory and in no file; with files, on kernels before 4.5; None: neither told."""
+        """Memory without file pages (with them on kernels before 4.5); None if it cannot be read."""
         for field in ("RssAnon", "VmRSS"):
             with suppress(OSError, KeyError):
                 return _read_status_bytes(self._proc / "status", field)

@@ -1,13 +1,12 @@
 """Stock ONNX Runtime, on the CPU or with its CUDA provider. Needs no PyTorch and no `onnx`.
 
-What is carried from step to step stays outside of the runtime's arena, so that the arena holds one step's own values
-only and can be given back whole. Measured beside arrays that the runtime allocates, on one core: a pre-activation
-ResNet-18 of full width 293 MB instead of 338 MB, of width 1/4 51 MB instead of 56 MB, step times within 2 % of each
-other; between two jobs 5 MB instead of 50 MB.
+Carried values stay outside of the runtime's arena, so that the arena holds only the values of one step and can be
+released completely. Measured against arrays that the runtime allocates, on one core: a pre-activation ResNet-18 of full
+width takes 293 MB instead of 338 MB, of width 1/4 51 MB instead of 56 MB, with step times within 2 % of each other;
+between two jobs 5 MB instead of 50 MB.
 
-The many small sessions of a chain share one arena, since one of them runs at a time. Measured with eight programs of
-75 MB each that have run: 13 MB are kept when the shared arena is given back, and 79 MB before; with an arena each
-544 MB.
+The many small sessions of a chain share one arena, since only one of them runs at a time. Measured with eight programs
+of 75 MB each that have run: 79 MB with the shared arena, 13 MB after it is released, 544 MB with separate arenas.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +29,13 @@ from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, read_form
 from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value, make_buffer, unpack
 from subfleet.trainers.trainer import RuntimeTrainer
 
-# The smallest model there is: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
+# The smallest model: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
 _IDENTITY = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01wZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
 _SAME_AS_REQUESTED = 1
-"""How the shared arena grows: by what is asked for, so that all of it can be given back."""
+"""The shared arena grows by exactly what is requested, so that all of it can be released."""
 _INPUT_TYPES: Mapping[str, str] = MappingProxyType({"tensor(float)": "float32", "tensor(int64)": "int64"})
 
 
@@ -45,7 +44,7 @@ class OnnxRuntime:
 
     Args:
         module: the package `onnxruntime`.
-        provider: what computes: "cpu", or "cuda" with a build that has it.
+        provider: "cpu", or "cuda" with a build that supports it.
     """
 
     def __init__(self, module: ModuleType, provider: str) -> None:
@@ -89,7 +88,7 @@ class OnnxRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """A value of the runtime; on the CPU it is the memory of our own array, which must be held as long."""
+    """A value of the runtime; on the CPU it shares the memory of our array, which must live as long."""
 
     value: Any
     array: Array | None
@@ -126,9 +125,9 @@ class _OnnxPrograms:
     def array(self, value: Value) -> Array:
         """See `Programs.array`."""
         if not isinstance(value, _Held):
-            given: Array = value
-            return given
-        # `numpy()` does not keep a value alive whose memory it shows.
+            array: Array = value
+            return array
+        # the array of `numpy()` does not keep its value alive.
         return np.array(value.value.numpy()) if value.array is None else value.array
 
     def _load(self, program: Program, *, shares_arena: bool) -> RunProgram:
@@ -146,13 +145,13 @@ class _OnnxPrograms:
         def run(operands: Operands, fed: Mapping[str, Value], *, last: bool = False) -> Mapping[str, Value]:
             if operands.prepared is None:
                 operands.prepared = self._prepare(session, operands, results)
-            binding, given = operands.prepared
+            binding, buffers = operands.prepared
             for name, array in fed.items():
                 binding.bind_cpu_input(name, array if array.flags.c_contiguous else array.copy(order="C"))
             call_guarded(lambda: session.run_with_iobinding(binding, last_run if last else None))
             for name, array in fed.items():
                 binding.bind_cpu_input(name, np.empty(0, array.dtype))  # it would hold the array until the next run
-            outputs: Mapping[str, Value] = given
+            outputs: Mapping[str, Value] = buffers
             return outputs
 
         return run
@@ -160,34 +159,34 @@ class _OnnxPrograms:
     def _prepare(
         self, session: Any, operands: Operands, results: Sequence[tuple[str, tuple[int, ...], np.dtype[np.generic]]]
     ) -> tuple[Any, Mapping[str, Value]]:
-        """All inputs and outputs bound, and the outputs."""
+        """Bind all inputs and outputs; returns the binding and the outputs."""
         binding = session.io_binding()
         for name, value in operands.values.items():
             if isinstance(value, _Held):
                 binding.bind_ortvalue_input(name, value.value)
             else:
                 binding.bind_cpu_input(name, value if value.flags.c_contiguous else value.copy(order="C"))
-        given: dict[str, Value] = {}
+        buffers: dict[str, Value] = {}
         for name, shape, dtype in results:
             own = operands.spare.get(name)
-            given[name] = np.empty(shape, dtype) if own is None else own
-            binding.bind_ortvalue_output(name, self._value(given[name], "cpu") if own is None else own.value)
-        return binding, given
+            buffers[name] = np.empty(shape, dtype) if own is None else own
+            binding.bind_ortvalue_output(name, self._value(buffers[name], "cpu") if own is None else own.value)
+        return binding, buffers
 
     def _value(self, array: Array, device: str) -> Any:
         return self._module.OrtValue.ortvalue_from_numpy(array, device, 0)
 
 
-@cache  # a process has one environment, whichever trainers it has
+@cache  # a process has one environment for all trainers
 def _share_arena(module: ModuleType) -> None:
-    """Give the process's environment the arena that sessions with `session.use_env_allocators` share."""
+    """Register the arena in the process's environment that sessions with `session.use_env_allocators` share."""
     arena, usual = module.OrtAllocatorType.ORT_ARENA_ALLOCATOR, module.OrtMemType.DEFAULT
     settings = module.OrtArenaCfg({"arena_extend_strategy": _SAME_AS_REQUESTED})
     module.create_and_register_allocator(module.OrtMemoryInfo("Cpu", arena, 0, usual), settings)
 
 
 def load_onnx(provider: str) -> OnnxRuntime:
-    """Import ONNX Runtime and trigger its lazy loading, so that no single training is charged with it.
+    """Import ONNX Runtime and trigger its lazy loading, so that it counts for no single training.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -198,7 +197,7 @@ def load_onnx(provider: str) -> OnnxRuntime:
         module: ModuleType = import_silently("onnxruntime")
     except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
-    except Exception as error:  # a build for another NumPy raises whatever it comes upon
+    except Exception as error:  # a build for another NumPy may raise anything
         raise explain_load_error("onnxruntime", error) from error
     needed = PROVIDERS[provider]
     available = module.get_available_providers()
@@ -208,7 +207,7 @@ def load_onnx(provider: str) -> OnnxRuntime:
         except TrainingError as error:
             raise ConfigError(f"the provider {provider!r} does not work here: {error}") from error
         session.run(None, {"x": np.zeros(1, np.float32)})
-        # A provider whose libraries are missing is left out with no more than a line in a log.
+        # If a provider's libraries are missing, it is left out, with only a log line.
         available = session.get_providers()
     if needed not in available:
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""Refuses ONNX programs that refer out of their own bytes or may never end, before a runtime reads them.
+"""Refuses ONNX programs that refer to other files or may never end, before a runtime reads them.
 
-ONNX lets a tensor name a file ("external data"), and a node one with what a provider has compiled (`EPContext`). ONNX
-Runtime opens such files itself; up to 1.23 any absolute path, whatever folder it was told. A device has no package
-`onnx`, so that the messages are walked here by the wire format of protocol buffers, without a copy of any tensor.
+In ONNX a tensor may name a file ("external data"), and so may a node with a provider's compiled code (`EPContext`).
+ONNX Runtime opens such files itself; up to 1.23 at any absolute path, whatever folder is configured. Devices do not
+have the package `onnx`, so the messages are read here in the wire format of protocol buffers, without copying tensors.
 
-A node with a body (`Loop`, `Scan`, `If`) runs as often as numbers say that the program computes. A step has no use for
-one, and no runtime can be told to leave it.
+A node with a body (`Loop`, `Scan`, `If`) may run any number of times. A training step does not need one, and no runtime
+can be interrupted in it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES: Mapping[int, int] = MappingProxyType({_FIXED64: 8, _FIXED32: 4})
 _MOST_VARINT_BYTES = 10
 _END_OF_TAGS = 2**32
-"""A reader that keeps 32 bits of a longer tag would take another field for it."""
+"""A reader that keeps only 32 bits of a longer tag would see another field."""
 _MOST_DEPTH = 100
-"""As deep as readers of protocol buffers go."""
+"""The usual limit on nesting of protocol buffer readers."""
 _MOST_FIELDS = 1_000_000
-"""Of one program: the largest that is exported here has thousands."""
+"""The most fields of one program; the largest exported programs have thousands."""
 
-# Of onnx.proto: by kind of message, the fields that hold messages in which a tensor or a node may stand.
+# From onnx.proto: by kind of message, the fields with messages that may contain a tensor or a node.
 _INNER: Mapping[str, Mapping[int, str]] = MappingProxyType(
     {
         "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
@@ -48,19 +48,19 @@ _OPERATOR = 4  # of a NodeProto
 _COMPILED = b"EPContext"
 _WITH_BODIES = frozenset({b"If", b"Loop", b"Scan"})
 _ORT_FORMAT = b"ORTM"
-"""From the fifth byte on, of ONNX Runtime's own format, which is no ONNX and is not walked."""
+"""From the fifth byte on: ONNX Runtime's own format, which is not ONNX and cannot be checked here."""
 
 
 def check_self_contained(program: bytes | memoryview) -> None:
-    """Refuse a program that names anything outside of itself, has a loop, or is no ONNX model.
+    """Refuse a program that refers to other files, has a loop, or is not an ONNX model.
 
     Raises:
-        TrainingError: it does, or they are not.
+        TrainingError: the program is one of these.
     """
     content = memoryview(program)
     if bytes(content[4:8]) == _ORT_FORMAT:
         raise TrainingError("the program is in ONNX Runtime's own format, but must be an ONNX model; export it again")
-    # A stack of half-read messages, never a list of those to come: millions of empty ones fit into a few megabytes.
+    # A stack of partly read messages, not a list of pending ones: millions of empty messages fit into a few megabytes.
     reading = [("ModelProto", _read_fields(content))]
     budget, body = _MOST_FIELDS, b""
     while reading:
@@ -87,7 +87,7 @@ def check_self_contained(program: bytes | memoryview) -> None:
 
 
 def _check_field(kind: str, number: int, value: int | memoryview) -> None:
-    # Whatever the wire type: what one reader skips another may take.
+    # For any wire type: one reader may skip what another reads.
     if kind == "TensorProto" and (number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0)):
         raise TrainingError(
             "a tensor of the program lies in another file (external data), but a program must hold all of its tensors; "
@@ -106,7 +106,7 @@ def _read_operator(kind: str, number: int, value: int | memoryview) -> bytes:
 
 
 def _read_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message: numbers with a value, or with the bytes of what has no number for its value."""
+    """Yield the fields of a message: their numbers, with an integer or bytes as the value."""
     position = 0
     while position < len(message):
         tag, position = _read_varint(message, position)
@@ -124,13 +124,13 @@ def _read_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         else:
             raise _make_error(f"a field has the wire type {wire_type}")
         if size > len(message) - position:
-            raise _make_error(f"a field has {size} bytes, but only {len(message) - position} bytes remain")
+            raise _make_error(f"a field has {size} bytes, but only {len(message) - position} are left")
         yield number, message[position : position + size]
         position += size
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Read a number of variable length; returns it with the position behind it."""
+    """Read a variable-length number; returns it with the position after it."""
     number = 0
     for index in range(min(_MOST_VARINT_BYTES, len(message) - position)):
         byte = message[position + index]
@@ -140,5 +140,5 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     raise _make_error("a number is truncated or too long")
 
 
-def _make_error(what: str) -> TrainingError:
-    return TrainingError(f"the program is no ONNX model ({what}); it must be fetched or exported again")
+def _make_error(problem: str) -> TrainingError:
+    return TrainingError(f"the program is not an ONNX model ({problem}); it must be fetched or exported again")

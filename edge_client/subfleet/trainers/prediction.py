@@ -21,7 +21,7 @@ from subfleet.tasks.metrics import MetricTally
 _Array = npt.NDArray[np.generic]
 
 FREE_BATCH_SIZE = 64
-"""Samples at once where a model leaves the batch open: enough to be fast, few enough for a small device."""
+"""The batch size if a model leaves it open: large enough to be fast, small enough for a small device."""
 
 
 def read_model(path: Path) -> bytes:
@@ -39,12 +39,12 @@ class ModelForm:
     """The properties of an inference model.
 
     Attributes:
-        sample_shape: what the model takes.
-        classes: names of its classes, in its order; empty where it numbers them.
-        objective: that it was trained by, which says what its outputs mean; empty where the file does not tell: then
-            labels do, of which floating point numbers other than 0 and 1 are those of a regression.
+        sample_shape: the shape of one sample.
+        classes: names of its classes, in its order; empty if they are numbered.
+        objective: the objective of its training, which gives its outputs their meaning; empty if the file does not name
+            it: then labels decide, where floating point numbers other than 0 and 1 mean a regression.
         dtype: NumPy's name of the type that it takes; None takes any.
-        transform: what was done to the samples that it was trained on; None where nothing was.
+        transform: the transform of its training samples; None for none.
     """
 
     sample_shape: tuple[int, ...]
@@ -89,10 +89,10 @@ class Model:
     """A loaded inference model.
 
     Attributes:
-        form: what its file says of itself.
+        form: the properties in its file.
         batch_size: samples of every run.
         infer: runs it: inputs of shape (batch_size, *sample shape) to outputs of shape (batch_size, *label shape,
-            classes), or, where labels are targets, (batch_size, *label shape). The outputs are the caller's.
+            classes), or (batch_size, *label shape) if labels are targets. The outputs belong to the caller.
     """
 
     form: ModelForm
@@ -106,25 +106,25 @@ def read_form(
     """Read the properties of a model from its file.
 
     Args:
-        path: of the file, for the error's text.
-        note: gives the text of a note that it carries; empty where there is none of that name.
-        sample_shape: what the model takes.
+        path: the file, for error messages.
+        note: returns the text of a note in the file; empty if it has no such note.
+        sample_shape: the shape of one sample.
         dtype: as in `ModelForm`.
 
     Raises:
-        TrainingError: a note is not what it should be.
+        TrainingError: a note is invalid.
     """
     names, objective_note, transform = note(CLASS_NAMES), note(OBJECTIVE), note(DATA_TRANSFORM)
-    what = "names of classes"
+    part = "names of classes"
     try:
         classes = parse_class_names(names) if names else ()
-        what = "an objective"
+        part = "an objective"
         objective: Objective | Literal[""] = parse_objective(objective_note) if objective_note else ""
-        what = "a transform of data"
+        part = "a transform of data"
         done = parse_transform(transform) if transform else None
     except ProtocolError as error:
         raise TrainingError(
-            f"model {str(path)!r} carries {what} that cannot be used: {error}; deploy it again"
+            f"model {str(path)!r} carries {part} that cannot be used: {error}; deploy it again"
         ) from error
     return ModelForm(sample_shape=sample_shape, classes=classes, objective=objective, dtype=dtype, transform=done)
 
@@ -133,7 +133,7 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
     """Run a model over a data set in batches; the last batch is padded with zeros, whose outputs are dropped.
 
     Args:
-        model: to run.
+        model: the model.
         dataset: samples and their labels, in the form that the model takes.
 
     Raises:
@@ -182,7 +182,7 @@ def _run_batch(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.flo
 
 
 def _fit_labels(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
-    """Bring the labels into the shape of the predictions."""
+    """Reshape the labels like the predictions."""
     labels, predicted = dataset.labels, outputs.shape[:-1] if kind.over_classes else outputs.shape
     if not kind.over_classes and predicted == (*labels.shape, 1):
         labels = labels[..., np.newaxis]

@@ -1,7 +1,7 @@
 """The layout of a package: the inputs and outputs of its programs, and the tensors that they belong to.
 
-A plain program is a chain of one link with one operator: its piece's one program is its last link's, which for a
-training takes the optimiser's step as well.
+A plain program is a chain of one link with one operator: its piece has only the program of a last link, which in a
+training also takes the optimiser's step.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _PASSED: tuple[Role, ...] = ("features", "features_gradient", "gradient_scale")
 _READ: tuple[Role, ...] = ("loss", "correct", "count", "squares", "logits")
 
 Key = tuple[Role, str]
-"""What is held of an operator: the role, and the piece's name of the tensor, or of an optimiser state's input."""
+"""A held value of an operator: its role, and the piece's name of the tensor, or of an optimiser state's input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class Stage:
     """One operator of a link, as a stage of a path.
 
     Attributes:
-        link: its name.
-        operator: that is gone through.
-        last: whether it is the one that ends in the loss.
+        link: the link's name.
+        operator: the operator.
+        last: whether it ends in the loss.
     """
 
     link: str
@@ -63,12 +63,12 @@ class ProgramValues:
     """The values of one program by source and destination; each pair begins with the program's own name.
 
     Attributes:
-        held: inputs that are held of the operator.
+        held: inputs that are held for the operator.
         fed: inputs that are fed, with the name of the whole package's input.
-        passed: inputs that another program gives.
-        carried: outputs that take the place of what is held.
-        summed: outputs that are added to what is held.
-        given: all other outputs, with their roles.
+        passed: inputs that are outputs of another program.
+        carried: outputs that replace held values.
+        summed: outputs that are added to held values.
+        returned: all other outputs, with their roles.
     """
 
     held: tuple[tuple[str, Key], ...]
@@ -76,7 +76,7 @@ class ProgramValues:
     passed: tuple[tuple[str, Role], ...]
     carried: tuple[tuple[str, Key], ...]
     summed: tuple[tuple[str, Key], ...]
-    given: tuple[tuple[str, Role], ...]
+    returned: tuple[tuple[str, Role], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +84,10 @@ class ProgramLayout:
     """The values of a package by purpose.
 
     Attributes:
-        values: of all pieces together, as if they were one program.
+        values: the values of all pieces together, as if they were one program.
         chain: its links.
         plain: whether it is one program, so that there is one path.
-        programs: those of its pieces, by name.
+        programs: the programs of its pieces, by name.
         sources: where the values of each program come from and go to.
     """
 
@@ -99,32 +99,32 @@ class ProgramLayout:
 
     @property
     def read_outputs(self) -> Mapping[Role, str]:
-        """The outputs that are read, by their roles."""
+        """The outputs to read, by their roles."""
         names: dict[Role, str] = {role: getattr(self.values, role, "") for role in _READ}
         return {role: name for role, name in names.items() if name}
 
     @property
     def for_training(self) -> StepLayout:
-        """The layout of a training program; raises ProtocolError where it is another one."""
+        """The layout of a training program; raises ProtocolError if it is not one."""
         if not isinstance(self.values, StepLayout):
-            raise ProtocolError("the program is no training program, but must be one; name another")
+            raise ProtocolError("the program is not for training; name a training program")
         return self.values
 
     @property
     def for_evaluation(self) -> EvaluationLayout:
-        """The layout of an evaluation program; raises ProtocolError where it is another one."""
+        """The layout of an evaluation program; raises ProtocolError if it is not one."""
         if not isinstance(self.values, EvaluationLayout):
-            raise ProtocolError("the program is no evaluation program, but must be one; name another")
+            raise ProtocolError("the program is not for evaluation; name an evaluation program")
         return self.values
 
     def check_paths(self, *, named: bool) -> None:
         """Check that a job names paths if and only if the program is a chain.
 
         Raises:
-            ProtocolError: it does not.
+            ProtocolError: otherwise.
         """
         if named and self.plain:
-            raise ProtocolError("the program is in one piece, but paths are drawn of chains alone; name another")
+            raise ProtocolError("the program is not a chain, but paths are only drawn from chains; name another")
         if not named and not self.plain:
             raise ProtocolError("the program is a chain, but the task names no paths through it; name another")
 
@@ -170,7 +170,7 @@ def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> Progra
     """Read the layout of a package from its manifest.
 
     Args:
-        manifest: of the package.
+        manifest: the package's manifest.
         evaluates: whether it must be for an evaluation instead of a training.
 
     Raises:
@@ -224,7 +224,7 @@ def _read_sources(program: PieceProgram, manifest: ProgramManifest, *, plain: bo
         passed=tuple((value.name, value.role) for value in program.inputs if value.role in _PASSED),
         carried=tuple(carried),
         summed=tuple(summed),
-        given=tuple((value.name, value.role) for value in program.outputs if value.role not in _HELD),
+        returned=tuple((value.name, value.role) for value in program.outputs if value.role not in _HELD),
     )
 
 
@@ -260,8 +260,8 @@ def _check(layout: ProgramLayout, stage: Stage, known: Mapping[tuple[Role, str],
                     f"the chain's program {name!r:.120} takes {value.tensor!r:.120} of {value.dtype} and shape "
                     f"{value.shape} as a tensor of link {stage.link!r:.80}, but the chain has no such tensor"
                 )
-        taken = [(value.tensor, value.shape) for value in program.inputs if value.role == "gradient"]
-        if taken and sorted(taken) != sorted(gradients):
+        needed = [(value.tensor, value.shape) for value in program.inputs if value.role == "gradient"]
+        if needed and sorted(needed) != sorted(gradients):
             raise ProtocolError(f"the chain's program {name!r:.120} takes other gradients than its piece has")
         if odd := next((own for own, source in layout.sources[name].fed if not source), None):
             raise ProtocolError(f"the chain's program {name!r:.120} takes {odd!r:.80}, which the chain is not fed")
@@ -283,20 +283,24 @@ def _check_shapes(
     layout: ProgramLayout, stages: Sequence[Stage], read: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
     """Check that all operators of a link return features of one shape; returns it."""
-    given = {read if not stage.operator.piece else _read_features(layout, stage, read) for stage in stages}
-    if len(given) > 1:
-        raise ProtocolError(f"the operators of link {stages[0].link!r:.80} give features of {len(given)} shapes, not 1")
-    return given.pop()
+    shapes = {read if not stage.operator.piece else _read_features(layout, stage, read) for stage in stages}
+    if len(shapes) > 1:
+        raise ProtocolError(
+            f"the operators of link {stages[0].link!r:.80} give features of {len(shapes)} shapes, not 1"
+        )
+    return shapes.pop()
 
 
 def _read_features(layout: ProgramLayout, stage: Stage, read: tuple[int, ...] | None) -> tuple[int, ...] | None:
     program = layout.programs[layout.steps(stage)[0]]
-    taken = [value.shape for value in program.inputs if value.role == "features"]
-    if taken != ([] if read is None else [read]):
+    inputs = [value.shape for value in program.inputs if value.role == "features"]
+    if inputs != ([] if read is None else [read]):
         raise ProtocolError(
-            f"link {stage.link!r:.80} of the chain takes features of {taken}, but is given {read}; export it again"
+            f"link {stage.link!r:.80} of the chain takes features of {inputs}, but is given {read}; export it again"
         )
-    given = [value.shape for value in program.outputs if value.role == "features"]
-    if len(given) != (not stage.last):
-        raise ProtocolError(f"link {stage.link!r:.80} of the chain gives features {len(given)} times; export it again")
-    return given[0] if given else None
+    outputs = [value.shape for value in program.outputs if value.role == "features"]
+    if len(outputs) != (not stage.last):
+        raise ProtocolError(
+            f"link {stage.link!r:.80} of the chain gives features {len(outputs)} times; export it again"
+        )
+    return outputs[0] if outputs else None

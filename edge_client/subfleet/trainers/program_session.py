@@ -1,8 +1,8 @@
 """Runs batches along paths: forward, keeping each link's input; backward, recomputing each link; then the update.
 
-An operator that a batch does not go through stays as it is, its optimiser states with it (FedorAS, section 3.1). Along
-the one path of a plain program this is one run for each batch. There two sets of buffers take turns as what a step
-reads and what it writes, so that nothing is copied or allocated between steps.
+An operator that a batch does not pass keeps its weights and optimiser states (FedorAS, section 3.1). The only path of a
+plain program takes one run for each batch. There two sets of buffers alternate as inputs and outputs of a step, so that
+nothing is copied or allocated between steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,22 @@ from subfleet.trainers.runtime import Array, Operands, Value, copy_array, make_z
 
 _Floats = npt.NDArray[np.float32]
 _SETS = 2
-"""Of buffers, which take turns where a runtime writes into them."""
+"""Number of buffers; they alternate if a runtime writes into them."""
 _DIVISOR_GUARD = 1e-6
-"""Of `torch.nn.utils.clip_grad_norm_`."""
+"""The constant of `torch.nn.utils.clip_grad_norm_`."""
 
 
 class ProgramSession:
     """The weights, buffers and optimiser states of a subspace, and the loaded programs that change them.
 
-    After an error it is not used any more.
+    It cannot be used after an error.
 
     Args:
         loaded: the package, with the programs of all operators on paths.
-        links: of the subspace.
-        weights: of all of its operators, by the network's names. A training copies them, an evaluation holds them.
-        constants: what is fed alike with every batch, by the names of the whole package's inputs.
+        links: the links of the subspace.
+        weights: the weights of all its operators, by the network's names. A training copies them, an evaluation holds
+            them.
+        constants: inputs that are the same for every batch, by the names of the whole package's inputs.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class ProgramSession:
         """Train on a batch, or on a part of one.
 
         Args:
-            path: of the batch, the same for all of its parts.
-            fed: what changes from batch to batch, by the names of the whole package's inputs.
-            updates: whether the optimiser takes its step: in the last part. A plain program is told so as an input.
-            last: of this training.
+            path: the path of the batch, the same for all of its parts.
+            fed: inputs that change from batch to batch, by the names of the whole package's inputs.
+            updates: whether the optimiser takes its step, which it does in the last part; an input of plain programs.
+            last: whether it is the last step of this training.
             max_gradient_norm: as in `OptimiserSettings`; a plain program clips by itself.
 
         Returns:
-            What is read, by the names that the whole package has for it.
+            The read outputs, by the names of the whole package's outputs.
 
         Raises:
             TrainingError: the runtime failed.
@@ -87,11 +88,11 @@ class ProgramSession:
 
     def evaluate(self, path: Path, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
         """Evaluate a batch; returns the outputs by the names of the whole package. Raises as `step`."""
-        given: Mapping[Role, Value] = {}
+        outputs: Mapping[Role, Value] = {}
         steps = [(stage, name) for stage in path for name in self._layout.steps(stage)]
         for stage, name in steps:
-            given = self._run(stage, name, fed, given, last=last and (stage, name) == steps[-1])
-        return self._read_outputs(given)
+            outputs = self._run(stage, name, fed, outputs, last=last and (stage, name) == steps[-1])
+        return self._read_outputs(outputs)
 
     def gradients(self) -> Mapping[str, Array]:
         """Copy the summed gradients of the last step, by the network's names."""
@@ -99,7 +100,7 @@ class ProgramSession:
 
     def finish(self) -> dict[str, Array]:
         """Return weights and buffers by the network's names, and release everything."""
-        # The spare set goes first, so that a copy from another device finds its memory free.
+        # The spare set is freed first, so that a copy from another device can use its memory.
         self._spare, self._constants, self._turns = {}, {}, []
         state = self._collect("parameter", "buffer")
         self._held = {}
@@ -161,9 +162,9 @@ class ProgramSession:
         for stage in reversed(path):
             if features:
                 passed["features"] = features.pop()
-            given = self._run(stage, stage.program("backward"), fed, passed, last=last and stage is path[0])
-            outputs = outputs or self._read_outputs(given)
-            passed = {role: value for role, value in given.items() if role == "features_gradient"}
+            results = self._run(stage, stage.program("backward"), fed, passed, last=last and stage is path[0])
+            outputs = outputs or self._read_outputs(results)
+            passed = {role: value for role, value in results.items() if role == "features_gradient"}
         return outputs
 
     def _update(self, path: Path, fed: Mapping[str, Value], max_gradient_norm: float, *, last: bool) -> None:
@@ -186,20 +187,20 @@ class ProgramSession:
         operands = self._turns.pop(0) if len(self._turns) == _SETS else self._make_operands(sources, held, passed)
         if not self._layout.plain:
             fed = {own: fed[source] for own, source in sources.fed if source in fed}
-        given = self._runs[name](operands, fed, last=last)
+        results = self._runs[name](operands, fed, last=last)
         if operands.spare:
             self._turns.append(operands)
         for own, key in sources.carried:
             if own in operands.spare:
                 self._spare[key] = held[key]
-            held[key] = given[own]
+            held[key] = results[own]
         for own, key in sources.summed:
-            gradient = np.asarray(self._programs.array(given[own]), np.float32)
+            gradient = np.asarray(self._programs.array(results[own]), np.float32)
             if key in held:
-                held[key] += gradient  # to those of the batch's other parts
+                held[key] += gradient  # to the sums of the batch's other parts
             else:
                 held[key] = gradient
-        return {role: given[own] for own, role in sources.given}
+        return {role: results[own] for own, role in sources.returned}
 
     def _make_operands(
         self, sources: ProgramValues, held: Mapping[Key, Value], passed: Mapping[Role, Value]
@@ -210,11 +211,11 @@ class ProgramSession:
         spare = {own: self._spare[key] for own, key in sources.carried if key in self._spare}
         return Operands(values=values, spare=spare)
 
-    def _read_outputs(self, given: Mapping[Role, Value]) -> Mapping[str, Array]:
-        return {name: self._programs.array(given[role]) for role, name in self._reported if role in given}
+    def _read_outputs(self, results: Mapping[Role, Value]) -> Mapping[str, Array]:
+        return {name: self._programs.array(results[role]) for role, name in self._reported if role in results}
 
 
 def _sum_squares(array: _Floats) -> float:
     flat = array.reshape(-1)
-    # Made double bit by bit, where a square of its own would take twice the gradient's memory.
+    # Converted to double piece by piece, as a square of the whole would take twice the gradient's memory.
     return float(np.einsum("i,i->", flat, flat, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The seam to a runtime: it loads programs, and runs one at a time from values by name to values by name."""
+"""The seam to a runtime: it loads programs, and runs them one at a time on values by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from subfleet.trainers.prediction import Model
 Array = npt.NDArray[np.generic]
 
 Value = Any
-"""An array, or what a runtime holds in its place: a tensor on another device, or an array that it knows already."""
+"""An array, or the runtime's form of it: a tensor on another device, or an array that it has registered."""
 
 _READABLE_BEYOND = 128
-"""Bytes that kernels of ExecuTorch may read behind a tensor; an array without them may have to be copied first."""
+"""Bytes that ExecuTorch's kernels may read after a tensor; an array without them may have to be copied first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,8 +31,8 @@ class Operands:
 
     Attributes:
         values: inputs by name.
-        spare: by names of outputs, where these are to be written: what `Programs.twin` gave.
-        prepared: what the runtime has made of them, for the next run with the same operands.
+        spare: by names of outputs, the memory to write them into, made by `Programs.twin`.
+        prepared: the runtime's form of them, for the next run with the same operands.
     """
 
     values: Mapping[str, Value]
@@ -47,46 +47,46 @@ class RunProgram(Protocol):
         """Run it once.
 
         Args:
-            operands: inputs by name, which may be handed over again.
+            operands: inputs by name, which may be used in later runs.
             fed: all other inputs by name.
-            last: whether no run of the job follows, so that memory that only runs need may be given back.
+            last: whether it is the job's last run, after which memory for runs may be released.
 
         Returns:
-            Its outputs by name. Those of `spare` are its values; all others are the caller's until the program runs
-            with the same operands again.
+            Its outputs by name. Those in `spare` are its values; all others are valid until the program runs with the
+            same operands again.
 
         Raises:
             TrainingError: the runtime failed.
-            MemoryError: the system gave no memory.
+            MemoryError: the system refused memory.
         """
         ...
 
 
 class Programs(Protocol):
-    """The loaded programs of one package, a plain program or a chain, and the values that they work on."""
+    """The loaded programs of one package (a plain program or a chain), and their values."""
 
     def open(self, package: Program) -> Callable[[str], RunProgram]:
-        """What loads single programs of the package by their names; see `unpack`.
+        """Return a function that loads single programs of the package by name; see `unpack`.
 
         Raises:
-            TrainingError: the runtime refuses the package; in a call, the program.
-            ProtocolError: the package's body does not hold what its manifest names.
+            TrainingError: the runtime refuses the package, or in a call the program.
+            ProtocolError: the package's body does not match its manifest.
         """
         ...
 
     def hold(self, array: Array) -> Value:
-        """Put an array where programs read it. It belongs to the runtime from now on, which may work on it in place."""
+        """Hand an array to the runtime as an input of programs. The runtime owns it and may change it in place."""
         ...
 
     def twin(self, value: Value) -> Value | None:
-        """Make memory where a program may write the next state of a held value.
+        """Make memory for the next state of a held value.
 
-        That is a second buffer, the value itself where outputs are copied, or None where outputs are new values.
+        That is a second buffer, the value itself if outputs are copied, or None if outputs are new values.
         """
         ...
 
     def array(self, value: Value) -> Array:
-        """A held value or an output as an array, which may share its memory."""
+        """Return a held value or an output as an array, which may share its memory."""
         ...
 
 
@@ -95,41 +95,41 @@ class Runtime(Protocol):
 
     @property
     def name(self) -> str:
-        """Name, version and provider, for people."""
+        """Name, version and provider, for messages."""
         ...
 
     def programs(self, threads: int) -> Programs:
-        """Make the container for the programs of one package, which run on a number of threads."""
+        """Make the container for the programs of one package, which run on this number of threads."""
         ...
 
     def open_model(self, path: Path, body: bytes, threads: int) -> Model:
         """Load an inference model.
 
         Args:
-            path: of its file, for messages.
+            path: its file, for messages.
             body: content of the file.
-            threads: that it runs on.
+            threads: number of threads.
 
         Raises:
-            TrainingError: the runtime refuses it, or it is no such model.
-            MemoryError: the system gave no memory.
+            TrainingError: the runtime refuses it, or it is not an inference model.
+            MemoryError: the system refused memory.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeKind:
-    """A runtime that may be loaded.
+    """A loadable runtime.
 
     Attributes:
         target: the kind of program that it runs.
         suffix: file ending of its inference models.
-        providers: what can compute, the usual one first.
-        load: imports the runtime and makes it load all that does not depend on programs. Takes the provider; raises
-            MissingExtraError where the runtime is not installed, BrokenError where it cannot be loaded, and
-            ConfigError where it lacks the provider.
-        reloads: whether it is loaded anew for each job, where that takes no time, so that no job is charged with the
-            pages of its code that the system dropped meanwhile.
+        providers: its providers, the usual one first.
+        load: imports the runtime and triggers all loading that does not depend on programs. Takes the provider; raises
+            MissingExtraError if the runtime is not installed, BrokenError if it cannot be loaded, and ConfigError if
+            it lacks the provider.
+        reloads: whether it is loaded again for each job, if that takes no time, so that code pages that the system
+            dropped meanwhile do not count for the job.
     """
 
     target: str
@@ -142,10 +142,10 @@ class RuntimeKind:
 def unpack(package: Program) -> Callable[[str], Program]:
     """Return a function that gets the programs of a package by name; a plain program has any name.
 
-    Each program of a chain is planned with what the largest of them takes.
+    Each program of a chain is planned with the memory of the largest one.
 
     Raises:
-        ProtocolError: the chain's body is no container; in a call, it lacks the program.
+        ProtocolError: the chain's body is not a container, or in a call lacks the program.
     """
     chain = package.manifest.chain
     if chain is None:
@@ -167,14 +167,14 @@ def unpack(package: Program) -> Callable[[str], Program]:
 
 
 RunArrays = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""Runs a program from arrays to arrays, which may be the runtime's until it runs again; raises TrainingError."""
+"""Runs a program on arrays; the outputs are valid until it runs again. Raises TrainingError."""
 
 LoadProgram = Callable[[Program, int], RunArrays]
-"""Loads a program to run on a number of threads; raises TrainingError where the runtime refuses it."""
+"""Loads a program for a number of threads; raises TrainingError if the runtime refuses it."""
 
 
 class CopiedPrograms:
-    """See `Programs`, for a runtime that knows nothing but how to run a program from arrays to arrays."""
+    """See `Programs`, for a runtime that can only run programs on arrays."""
 
     def __init__(self, load: LoadProgram, threads: int) -> None:
         self._load = load
@@ -209,7 +209,7 @@ class CopiedPrograms:
 
 
 def make_buffer(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Make an array of any content, followed by some readable memory."""
+    """Make an uninitialised array, followed by some readable memory."""
     return _make_padded(np.empty, shape, np.dtype(dtype))
 
 

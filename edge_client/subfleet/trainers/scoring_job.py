@@ -1,4 +1,4 @@
-"""Scores a candidate by the gradients of a few batches, with the same programs and runtimes that train."""
+"""Scores a candidate by the gradients of a few batches, with training programs."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,25 +14,25 @@ from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
 
 _LAYER_DIMENSIONS = 2
-"""Of a layer's weight, or more; biases and norms have fewer."""
+"""The least number of dimensions of a layer's weight; biases and norms have fewer."""
 
 
 def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host) -> float:
     """Compute the ZiCo score of a candidate on a device's data; see `subfleet.arrays.zico`.
 
-    Every batch starts from the given weights, buffers and gradients of zero, and no part of it lets the optimiser take
-    a step: what the program has summed at the end of a batch is the gradient of its mean loss.
+    Every batch starts from the given weights and buffers and from gradients of zero, and the optimiser takes no step,
+    so the sum at the end of a batch is the gradient of its mean loss.
 
     Args:
         job: what to score.
-        stopped: asked between steps.
-        target: what the program must be written for.
-        runtime: that runs it.
-        host: the process that it runs in.
+        stopped: called between steps; True ends the job.
+        target: the target that the program must be written for.
+        runtime: the runtime.
+        host: the process that the job runs in.
 
     Raises:
-        MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
-        MemoryError: the system refused memory below the limit.
+        MemoryLimitError: the process grew beyond the limit, or the program alone takes more.
+        MemoryError: the system refused memory within the limit.
         LoadError: the runtime refuses the program.
         TrainingError: the program failed, or was stopped.
         DataError: the data do not fit the program, are too few, or a gradient is not finite.

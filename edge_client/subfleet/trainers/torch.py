@@ -1,6 +1,6 @@
-"""PyTorch itself, on the CPU or a CUDA device, where it is installed anyway.
+"""PyTorch itself, on the CPU or a CUDA device, for machines where it is installed.
 
-It runs the very step that the programs of other targets are traced from, so it is also what they are compared with.
+It runs the step that the programs of other targets are traced from, so it is also their reference.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from subfleet.export.steps import Step
 
 _Read = TypeVar("_Read")
-# This runtime is for machines that have PyTorch anyway; a device is sent to what it can run without.
+# This runtime is for machines that have PyTorch; the error recommends a runtime without it.
 _REMEDY = "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models"
-# What PyTorch's CPU allocator says where the system gave no memory; it raises no MemoryError.
+# The message of PyTorch's CPU allocator if the system refused memory; it raises no MemoryError.
 _NO_MEMORY = ("can't allocate memory", "out of memory")
 
 
@@ -117,7 +117,7 @@ class _TorchPrograms:
         import torch
 
         del last
-        torch.set_num_threads(self._threads)  # with every run, as it belongs to the thread that asks
+        torch.set_num_threads(self._threads)  # with every run, as the setting belongs to the calling thread
         values = {**operands.values, **fed}
         arguments = [
             value if isinstance(value, torch.Tensor) else _make_tensor(value, self._provider)
@@ -154,14 +154,14 @@ def _call_guarded(call: Callable[[], Any]) -> Any:
     """Call PyTorch.
 
     Raises:
-        MemoryError: the system gave no memory.
-        TrainingError: anything else went wrong.
+        MemoryError: the system refused memory.
+        TrainingError: any other failure.
     """
     try:
         return call()
     except (MemoryError, SubfleetError):
         raise
-    # PyTorch raises RuntimeError for most failures, and others where arguments do not fit.
+    # PyTorch raises RuntimeError for most failures, and other errors for wrong arguments.
     except Exception as error:
         if any(words in str(error) for words in _NO_MEMORY):
             raise MemoryError(str(error)) from error
@@ -170,7 +170,7 @@ def _call_guarded(call: Callable[[], Any]) -> Any:
 
 
 def load_torch(provider: str) -> TorchRuntime:
-    """Import PyTorch and trigger its lazy loading, so that no single training is charged with it.
+    """Import PyTorch and trigger its lazy loading, so that it counts for no single training.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

@@ -17,12 +17,12 @@ from subfleet.trainers.training_job import train_job
 
 
 class RuntimeTrainer:
-    """See `Trainer`; every method raises what `RuntimeKind.load` does, too, where the runtime is not loaded yet.
+    """See `Trainer`; every method also raises the errors of `RuntimeKind.load` if the runtime is not loaded yet.
 
     Args:
         kind: the runtime.
-        provider: what computes, one of the runtime's providers.
-        host: the process that it trains in; without one, a device's own.
+        provider: one of the runtime's providers.
+        host: the process that it trains in; None for a device's own.
     """
 
     def __init__(self, kind: RuntimeKind, provider: str = "cpu", host: Host | None = None) -> None:
@@ -57,16 +57,16 @@ class RuntimeTrainer:
         return self._load().name
 
     def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `describe_source` for what it raises.
+        """Summarise a data set; raises as `describe_source`.
 
-        The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
+        The runtime is loaded here, too, so that memory that is free later is really available to training.
         """
         self._load()
         return describe_source(data)
 
     def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
-        """Train; see `train_job` for what it does and raises."""
-        # Before anything is measured: the library is there whatever submodel is trained.
+        """Train; see `train_job`."""
+        # Before anything is measured: the library is loaded for any submodel.
         return train_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
@@ -74,15 +74,15 @@ class RuntimeTrainer:
         return calibrate_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
-        """Score a candidate; see `score_job` for what it does and raises."""
+        """Score a candidate; see `score_job`."""
         return score_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
-        """Evaluate a model, or the paths of a population; see `evaluate_job` for what it does and raises."""
+        """Evaluate a model, or the paths of a population; see `evaluate_job`."""
         return evaluate_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
-        """Run a model with one input, (batch, *sample shape), whose first output is the logits.
+        """Run a model with one input of shape (batch, *sample shape) and the logits as its first output.
 
         Raises:
             FileError: model or data cannot be read.
@@ -90,7 +90,7 @@ class RuntimeTrainer:
             TrainingError: the runtime refuses the model.
         """
         runtime = self._load()
-        self._host = self._given or Slot()  # what is kept may run on another number of threads
+        self._host = self._given or Slot()  # the kept package may run on another number of threads
         model = runtime.open_model(model_path, read_model(model_path), threads)
         return predict_dataset(model, model.form.data(data))
 

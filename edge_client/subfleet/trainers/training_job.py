@@ -22,16 +22,16 @@ from subfleet.trainers.runtime import Runtime
 
 
 class DrawnPaths:
-    """Draws paths that have room, and counts the examples that go through each operator.
+    """Draws paths that fit in memory, and counts the examples that pass each operator.
 
     Args:
-        subspace: its links with all operators; examples are counted for these.
+        subspace: the subspace's links with all operators; examples are counted for these.
         drawable: the same links with only the operators that may be drawn.
         settings: how paths are drawn; None for a plain program, which has one path.
-        left_bytes: what the operators of a path may keep together.
+        left_bytes: bytes that the operators of a path may keep together.
 
     Raises:
-        ProtocolError: every path that has room takes more multiplications than the settings allow.
+        ProtocolError: every path that fits takes more multiplications than the settings allow.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ def train_job(
 ) -> TrainResult:
     """Train one job and write the change of its weights and buffers; its memory is released.
 
-    Where a path is drawn for each batch, an operator without room within the memory limit, or that the runtime refuses,
-    is never drawn: its weights stay as they are. See `open_context` for what counts as memory.
+    If a path is drawn for each batch, operators that exceed the memory limit or that the runtime refuses are never
+    drawn: their weights do not change. See `open_context` for what counts as memory.
 
     Args:
         job: what to train, and how paths are drawn.
-        stopped: asked between steps.
-        target: what the program must be written for.
-        runtime: that runs it.
+        stopped: called between steps; True ends the job.
+        target: the target that the program must be written for.
+        runtime: the runtime.
         host: the process that trains.
 
     Raises:
-        MemoryLimitError: not even the leanest path has room, or the process grew beyond the limit.
-        MemoryError: the system refused memory below the limit.
+        MemoryLimitError: not even the smallest path fits, or the process grew beyond the limit.
+        MemoryError: the system refused memory within the limit.
         LoadError: the runtime refuses the program, or all operators of a link.
-        TrainingError: a program failed, was stopped, or ended in values that are not finite.
+        TrainingError: a program failed, was stopped, or returned values that are not finite.
         DataError: the data do not fit the program.
         ProtocolError: program, subspace, weights and settings do not fit each other, or no path is within the
             multiplications that the settings allow.
@@ -128,13 +128,13 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     constants = compute_constants(work.settings, layout, context.dataset, weights)
     session = ProgramSession(loaded, links, weights, constants)
     del weights, constants
-    # What loading left behind would stay beneath the steps' peak.
+    # Memory that loading left behind would add to the steps' peak.
     host.release()
     tally = _run_steps(job, context, session, paths)
     trained = session.finish()
-    # What only the steps needed, before the old weights come beside the new ones.
+    # Release the memory of the steps before the old weights are loaded beside the new ones.
     host.release()
-    # The old weights are read again, not kept: while the steps ran, their memory was free.
+    # The old weights are read again instead of kept, which saves their memory during the steps.
     received = read_weights(job.weights_path, values)
     changed = compute_change(trained, {name: received[name] for name in trained}, in_place=True)
     write_change(job, changed, exact=layout.buffers)

@@ -106,7 +106,7 @@ class BrokerOptions:
         plain = parse_url(self.url)
         password = self._password(plain.password, environment)
         if password is not None and plain.username is None:
-            raise ConfigError("there is a password, but the broker's address names no user; write mqtts://USER@host")
+            raise ConfigError("a password is given, but the broker's address has no user name; write mqtts://USER@host")
         if self.key is not None and self.cert is None:
             raise ConfigError(f"--key names {self.key}, but --cert names no certificate; give both")
         named = [name for name in ("ca", "cert", "key") if getattr(self, name) is not None]
@@ -127,7 +127,7 @@ class BrokerOptions:
         if self.password_file is None:
             return in_url or environment.get(PASSWORD_VARIABLE) or None
         if in_url is not None:
-            raise ConfigError("there is a password in the broker's address and in --password-file; give it once")
+            raise ConfigError("a password is given both in the broker's address and in --password-file; give it once")
         return _read_password(self.password_file)
 
 
@@ -157,7 +157,7 @@ def parse_url(url: str) -> BrokerAddress:
     if not scheme or not parts.hostname or port == 0 or unused:
         raise ConfigError(
             "the broker's address must be mqtt://host:port, or mqtts://host:port for TLS, with user@ before the host "
-            "where the broker knows users"
+            "if the broker requires a user name"
         )
     return BrokerAddress(
         host=parts.hostname,
@@ -176,7 +176,7 @@ def _check_encoded(part: str, text: str) -> None:
         return
     alternative = f"; or leave the password out and set ${PASSWORD_VARIABLE}, which takes it as it is"
     raise ConfigError(
-        f"the {part} in the broker's address holds {wrong!r}, which must be percent-encoded there: write "
+        f"the {part} in the broker's address contains {wrong!r}, which must be percent-encoded: write "
         f"{quote(wrong, safe='')} for it{alternative if part == 'password' else ''}"
     )
 

@@ -28,7 +28,7 @@ from subfleet.transport.mqtt import MqttTransport
 _ANSWER_S = 1.5  # round trip of one small message
 _CHUNKS_S = 5.0  # for all sizes of chunks together
 _GAP_S = 1.5  # between two of them
-_NO_RETAIN = "devices that join hear of a round up to 2 s later; nothing else is lost"
+_NO_RETAIN = "joining devices learn of a round up to 2 s later; everything else works"
 _SIZES = tuple(CHUNK_BYTES >> halvings for halvings in range(5))
 
 
@@ -118,7 +118,7 @@ class _Trial:
     def report(self, open_timeout_s: float) -> BrokerReport:
         terms = self.stated or BrokerTerms()
         version = "3.1.1" if self.stated is None else "3.1.1 and 5"
-        reached = BrokerFinding(check="broker", text=f"reached, and it let us in; it speaks MQTT {version}")
+        reached = BrokerFinding(check="broker", text=f"connected; the broker supports MQTT {version}")
         receiver = MqttTransport(self.address, f"{self.client_id}.2", open_timeout_s=open_timeout_s)
         receiver.expect(terms)
         try:
@@ -134,20 +134,22 @@ class _Trial:
         self._await_link()
         begun_s = time.monotonic()
         if not self._echo(receiver):
-            why = f"messages on {self._make_topic('word')} do not come back"
+            why = f"messages on {self._make_topic('word')} are not received"
             return BrokerReport(findings=(reached, self._explain_forbidden(why)), terms=terms)
         took_ms = 1000 * (time.monotonic() - begun_s)
-        reached = replace(reached, text=f"{reached.text}; a message takes {took_ms:.0f} ms there and back")
+        reached = replace(reached, text=f"{reached.text}; the round trip of a message takes {took_ms:.0f} ms")
         chunk_bytes = self._find_largest_chunk(receiver, terms)
         retains, wills = (
             self._check_retained(receiver, terms) if terms.retains else (False, self._try_will(receiver, terms))
         )
         if not retains and not terms.retains:
-            retained = BrokerFinding(check="retained messages", text="it says that it keeps none", remedy=_NO_RETAIN)
+            retained = BrokerFinding(
+                check="retained messages", text="not supported, as the broker states", remedy=_NO_RETAIN
+            )
         elif not retains:
-            retained = BrokerFinding(check="retained messages", text="none came back", remedy=_NO_RETAIN)
+            retained = BrokerFinding(check="retained messages", text="not delivered", remedy=_NO_RETAIN)
         else:
-            retained = BrokerFinding(check="retained messages", text="kept, shown and cleared")
+            retained = BrokerFinding(check="retained messages", text="stored, delivered and cleared")
         findings = (reached, _check_chunks(chunk_bytes), retained, _check_will(wills), *_check_terms(terms))
         return BrokerReport(findings=findings, terms=terms, chunk_bytes=chunk_bytes)
 
@@ -157,10 +159,10 @@ class _Trial:
     def _explain_forbidden(self, why: str) -> BrokerFinding:
         return BrokerFinding(
             check="broker limits",
-            text=f"not allowed to try them: {why}",
+            text=f"cannot be tested: {why}",
             remedy=(
-                f"to have them tried, let this user write and read {self.topics.check(self.name, '#')}; a fleet works "
-                "without"
+                f"to test them, allow this user to write and read {self.topics.check(self.name, '#')}; a fleet works "
+                "without it"
             ),
         )
 
@@ -228,31 +230,31 @@ class _Trial:
 
 def _check_chunks(chunk_bytes: int | None) -> BrokerFinding:
     if chunk_bytes == CHUNK_BYTES:
-        return BrokerFinding(check="chunks", text=f"those of {CHUNK_BYTES} bytes, the largest, come through")
+        return BrokerFinding(check="chunks", text=f"all sizes up to {CHUNK_BYTES} bytes are delivered")
     if chunk_bytes is None:
         return BrokerFinding(
             check="chunks",
-            text=f"not even those of {LEAST_CHUNK_BYTES} bytes, the smallest, come through",
-            remedy=f"let the broker take messages of {MESSAGE_BYTES} bytes",
+            text=f"not even the smallest, of {LEAST_CHUNK_BYTES} bytes, are delivered",
+            remedy=f"raise the broker's message limit to at least {MESSAGE_BYTES} bytes",
             serves=False,
         )
     return BrokerFinding(
         check="chunks",
-        text=f"those of {chunk_bytes} bytes come through, larger ones do not",
+        text=f"only sizes up to {chunk_bytes} bytes are delivered",
         remedy=(
-            "models are moved in such chunks, which is slower, and a task or a profile that is longer cannot be sent; "
-            f"let the broker take messages of {MESSAGE_BYTES} bytes"
+            "models are sent more slowly, and a task or profile above the broker's message limit cannot be sent; raise "
+            f"it to at least {MESSAGE_BYTES} bytes"
         ),
     )
 
 
 def _check_will(published: bool) -> BrokerFinding:
     if published:
-        return BrokerFinding(check="will", text="published where a link broke")
+        return BrokerFinding(check="will", text="published when a link breaks")
     return BrokerFinding(
         check="will",
-        text="not published where a link broke",
-        remedy="a device that vanished is noticed only when its heartbeats are missing; allow wills where you can",
+        text="not published when a link breaks",
+        remedy="a device that disappears is noticed only by its missing heartbeats; allow wills if you can",
     )
 
 
@@ -262,7 +264,7 @@ def _check_terms(terms: BrokerTerms) -> tuple[BrokerFinding, ...]:
     return (
         BrokerFinding(
             check="quality of service",
-            text="the broker takes 0 only",
-            remedy="what it loses is sent again after seconds; allow 1 where you can",
+            text="the broker supports only 0",
+            remedy="lost messages are sent again after seconds; allow 1 if you can",
         ),
     )

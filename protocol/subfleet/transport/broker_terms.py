@@ -45,11 +45,11 @@ class BrokerTerms:
 def describe_shortcomings(terms: BrokerTerms) -> Iterator[str]:
     """Describe the consequences of narrow terms, one sentence each, to follow "the broker"."""
     if not terms.retains:
-        yield "keeps no retained messages; the fleet does without, and devices that join hear of a round 2 s later"
+        yield "does not support retained messages; the fleet works, but joining devices learn of a round 2 s later"
     if terms.qos == 0:
-        yield "takes quality of service 0 only; what it loses is sent again after seconds, so allow 1 where you can"
+        yield "supports only quality of service 0; lost messages are sent again after seconds, so allow 1 if you can"
     if terms.message_bytes is not None and terms.message_bytes < MESSAGE_BYTES:
-        yield f"takes messages of {terms.message_bytes} bytes at most; chunks are smaller, so allow {MESSAGE_BYTES}"
+        yield f"accepts at most {terms.message_bytes} bytes per message; chunks are smaller, so allow {MESSAGE_BYTES}"
 
 
 def make_client(

@@ -123,8 +123,8 @@ class ChunkSizes:
             return
         if size < self.chunk_bytes:
             self._say(
-                f"no chunk of {self.chunk_bytes} bytes comes through this broker; chunks have {size} bytes from now "
-                "on, which is slower: let the broker take messages of 64 KiB"
+                f"this broker delivers no chunks of {self.chunk_bytes} bytes; chunks of {size} bytes are sent from now "
+                "on, which is slower; raise its message limit to at least 64 KiB"
             )
         self.chunk_bytes = size
         self._remember(size)

@@ -46,8 +46,8 @@ def make_device_lock(topics: Topics, client_id: str) -> Lock:
     return Lock(
         topic=topics.uplink(client_id, Claim.KIND),
         holder=client_id,
-        error="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
-        warning="another device of the id {other!r} joined this fleet; it should leave, as this one was first",
+        error="another device with the id {other!r} joined this fleet first; choose another --id, or stop that device",
+        warning="another device with the id {other!r} joined this fleet later; give it another id, or stop it",
     )
 
 
@@ -56,8 +56,8 @@ def make_server_lock(topics: Topics, run: str) -> Lock:
     return Lock(
         topic=topics.all(Claim.KIND),
         holder=run,
-        error="run {other!r} serves this fleet on this broker already; choose another fleet, or stop that run",
-        warning="another server, of run {other!r}, joined this fleet; it should leave, as this one was first",
+        error="run {other!r} already serves this fleet on this broker; choose another fleet, or stop that run",
+        warning="another server, of run {other!r}, joined this fleet later; give it another fleet, or stop it",
         silence_s=3.0,
     )
 
@@ -71,7 +71,7 @@ class LockingTransport:
         inner: the transport that carries the messages.
         lock: the lock to hold.
         repeat_s: seconds between two claims; a claim may be lost.
-        tell: called with a message about each later process, and if our own claims do not come back.
+        tell: called with a message about each later process, and if our own claims are not received.
         clock: seconds, monotonic.
         unix_time: seconds since 1970; the earlier start time wins, also between machines.
     """
@@ -145,8 +145,8 @@ class LockingTransport:
         self._unanswered += 1
         if self._unanswered == _DEAF:
             self._tell(
-                f"claims on {self._lock.topic} do not come back: either another client has taken this one's id, or the "
-                "broker's access list does not let it read there"
+                f"our own claims on {self._lock.topic} are not received: either another client has the same client id, "
+                "or the broker's access list does not allow reading this topic"
             )
 
     def _handle_claim(self, delivery: Delivery) -> None:

@@ -135,15 +135,15 @@ class MqttTransport:
         if terms.message_bytes is not None and size_bytes > terms.message_bytes:
             self._too_large.note(
                 topic,
-                f"dropped a message of {size_bytes} bytes: the broker at {self._address.host_and_port} takes no more "
-                f"than {terms.message_bytes}; raise its limit, best to 64 KiB or more",
+                f"dropped a message of {size_bytes} bytes: the broker at {self._address.host_and_port} accepts at "
+                f"most {terms.message_bytes} bytes; raise its limit to at least 64 KiB",
             )
             return
         if (
             self._client.publish(topic, payload, qos=self._qos, retain=retain and terms.retains).rc
             == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE
         ):
-            _LOG.warning("dropped a message on %s: %d messages wait for the link", topic, _MAX_QUEUED)
+            _LOG.warning("dropped a message on %s: the %d messages that may be queued are waiting", topic, _MAX_QUEUED)
 
     def poll(self, timeout_s: float) -> Event | None:
         """See `Transport.poll`."""
@@ -213,9 +213,9 @@ class MqttTransport:
     def _on_connect(self, client: Client, _: Any, __: ConnectFlags, reason: ReasonCode, ___: Properties | None) -> None:
         if reason.value == _INVALID_CLIENT_ID:
             self._hung_up = True  # some brokers answer this to a too long keepalive
-            self._refuse(f"does not take the client id {self._client_id!r}; choose a shorter name, or another broker")
+            self._refuse(f"rejects the client id {self._client_id!r}; choose a shorter name, or another broker")
         elif reason.is_failure:
-            self._refuse(f"refuses us ({reason}); check the user name and password")
+            self._refuse(f"refuses the connection ({reason}); check the user name and password")
         elif self._subscriptions:
             client.subscribe([(topic, self._qos) for topic in self._subscriptions])
         else:
@@ -224,7 +224,7 @@ class MqttTransport:
     def _on_subscribe(self, _: Client, __: Any, ___: int, reasons: list[ReasonCode], ____: Properties | None) -> None:
         refused = [topic for topic, reason in zip(self._subscriptions, reasons, strict=False) if reason.is_failure]
         if refused:
-            self._refuse(f"does not let us subscribe to {refused[0]!r}; correct its access list")
+            self._refuse(f"does not allow a subscription to {refused[0]!r}; correct its access list")
         else:
             # A broker may close the link at a message with a higher quality of service than it granted.
             self._qos = min([self._qos, *(reason.value for reason in reasons)])
@@ -263,8 +263,8 @@ class MqttTransport:
             self._set_will(self._client)
         else:
             self._complain(
-                f"the broker at {self._address.host_and_port} hangs up again and again, soon after it let us in; "
-                "`subfleet-edge doctor` with its address finds out what it does not accept"
+                f"the broker at {self._address.host_and_port} keeps closing the connection soon after accepting it; "
+                "run `subfleet-edge doctor` with its address to find out why"
             )
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
@@ -280,7 +280,7 @@ class MqttTransport:
             _LOG.debug("dropped a message on %s: not subscribed", topic)
         elif self._events.qsize() >= _MAX_WAITING_EVENTS or self._waiting_bytes >= _MAX_WAITING_BYTES:
             self._complaints.note(
-                _find_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events wait"
+                _find_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events are waiting"
             )
         else:
             with self._waiting_lock:

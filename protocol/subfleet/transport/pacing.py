@@ -121,7 +121,9 @@ class PacedTransport:
             return
         with self._lock:
             if self._up.queued_bits > 8 * _MAX_QUEUED_BYTES:
-                _LOG.warning("dropped a message on %s: %d bytes wait for the link", topic, _MAX_QUEUED_BYTES)
+                _LOG.warning(
+                    "dropped a message on %s: the %d bytes that may be queued are waiting", topic, _MAX_QUEUED_BYTES
+                )
                 return
             size_bytes = len(payload) + len(topic) + _MESSAGE_BYTES
             self._up.put(self._clock(), size_bytes, (topic, bytes(payload), retain))

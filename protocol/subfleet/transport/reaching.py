@@ -20,8 +20,8 @@ _DISTRUST: Mapping[int, str] = MappingProxyType(
         19: "is signed by an authority that is not trusted here; name that authority with --ca",
         20: "is signed by an authority that is unknown here; name that authority with --ca",
         21: "is signed by an authority that is unknown here; name that authority with --ca",
-        62: "is issued for another name than {host!r}; use a name that it holds, or have it reissued",
-        64: "is issued for another address than {host}; use a name that it holds, or have it reissued",
+        62: "is not issued for the host name {host!r}; use a name that it lists, or have it reissued",
+        64: "is not issued for the address {host}; use a name that it lists, or have it reissued",
     }
 )
 _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "REVOKED")
@@ -49,8 +49,8 @@ def _describe_failure(address: BrokerAddress, error: OSError | UnicodeError) -> 
         return f"the broker at {broker} does not answer; check the address and the network"
     if address.tls is not None and isinstance(error, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
         return (
-            f"the broker at {broker} ends the connection where TLS begins; if it speaks no TLS there, write mqtt:// or "
-            "name the port where it does"
+            f"the broker at {broker} closes the connection during the TLS handshake; if the port is without TLS, write "
+            "mqtt:// or give the port with TLS"
         )
     return f"the broker at {broker} cannot be reached ({error.strerror or error}); check the network"
 
@@ -84,8 +84,8 @@ def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool =
     silence = f"does not answer as an MQTT broker within {timeout_s:g} seconds; check the address"
     if hung_up:
         silence = (
-            "ends the connection without an MQTT answer; check the address, and whether the broker has room for "
-            "another connection and takes wills and retained messages"
+            "closes the connection without an MQTT answer; check the address, and whether the broker accepts "
+            "another connection, wills and retained messages"
         )
     return problem or UnreachableError(f"the broker at {address.host_and_port} {silence}")
 
@@ -127,7 +127,7 @@ def _explain_handshake(address: BrokerAddress, error: ssl.SSLError) -> Transport
         )
     if reason == "WRONG_VERSION_NUMBER":
         return TransportError(
-            f"the broker at {broker} speaks no TLS; write mqtt:// in its address, or name the port where it does"
+            f"the broker at {broker} does not speak TLS on this port; write mqtt://, or give the port with TLS"
         )
     detail = _simplify(reason) or str(error)
     return TransportError(f"TLS with the broker at {broker} fails ({detail}); it must speak TLS 1.2 or newer")

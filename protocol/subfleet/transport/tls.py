@@ -19,7 +19,7 @@ def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=files.ca)
     except ssl.SSLError as error:
-        raise ConfigError(f"{files.ca} holds no certificate of an authority in PEM form; correct --ca") from error
+        raise ConfigError(f"{files.ca} contains no certificate of an authority in PEM format; correct --ca") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if files.certificate is not None:
         _present(context, files.certificate, files.key)
@@ -30,7 +30,7 @@ def _present(context: ssl.SSLContext, certificate: Path, key: Path | None) -> No
     key_file = key or certificate
 
     def passphrase() -> str:  # without it OpenSSL would prompt on the terminal
-        raise ConfigError(f"the key in {key_file} is locked with a passphrase; give --key one without")
+        raise ConfigError(f"the key in {key_file} is protected by a passphrase; give --key a key without one")
 
     try:
         context.load_cert_chain(certificate, key, password=passphrase)
@@ -38,7 +38,7 @@ def _present(context: ssl.SSLContext, certificate: Path, key: Path | None) -> No
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"{key_file} is not the key of the certificate {certificate}; correct --key") from error
         raise ConfigError(
-            f"{certificate} and {key_file} hold no certificate with its key in PEM form; correct --cert and --key"
+            f"{certificate} and {key_file} contain no certificate with its key in PEM format; correct --cert and --key"
         ) from error
 
 

@@ -159,7 +159,7 @@ class DeviceLink:
         self._transport.publish(self._topics.downlink(client_id, "ack"), encode(ack))
 
     def pull(self, update: Update) -> None:
-        """Begin to pull an update's blob; `pulled` yields the update when it has arrived.
+        """Begin to pull an update's blob; `pull_updates` yields the update when it has arrived.
 
         A client has one open task, and an update may not be much larger than the weights of its task. So the bytes that
         a client can make the server write unchecked are bounded, however often it changes its update.

@@ -63,7 +63,7 @@ def apply_result(  # noqa: C901, PLR0912 - a case for each request
 
 
 def _continue_client(
-    context: RunContext, state: RunState, request: work.ClientRequest, made: Any, problem: str, now_s: float
+    context: RunContext, state: RunState, request: work.ClientRequest, result: Any, problem: str, now_s: float
 ) -> Outcome:
     """Send a client the task that was prepared, or skip the client if the task cannot be made."""
     name = request.client_id if isinstance(request, work.ScoringRequest) else request.participant.client_id
@@ -72,27 +72,27 @@ def _continue_client(
         return state, ()
     match request:
         case work.ScoringRequest():
-            client, actions = send_scoring(context, state, client, made or (), now_s)
-        case _ if made is None:
+            client, actions = send_scoring(context, state, client, result or (), now_s)
+        case _ if result is None:
             state = _remember_program(context, state, client, ProgramFacts(problem=problem))
             lasts: Lasts = find_lasting(context, state, client) if state.phase == "train" else "passing"
             client = replace(client, stage="skipped", reason=problem, lasts=lasts)
         case work.TaskRequest():
             if list_lacking(context, state):  # a smaller size cannot be chosen yet; the task is requested again later
                 return state, ()
-            state = _remember_program(context, state, client, made.facts)
-            client, actions = send_training(context, state, client, made, now_s)
+            state = _remember_program(context, state, client, result.facts)
+            client, actions = send_training(context, state, client, result, now_s)
         case work.EvaluationRequest():
-            client, actions = send_evaluation(context, state, client, made, now_s)
+            client, actions = send_evaluation(context, state, client, result, now_s)
         case work.ModelsRequest():
-            client, actions = _send_models(context, state, client, made, now_s)
+            client, actions = _send_models(context, state, client, result, now_s)
         case _:
             never(request)
     return state.with_clients(client), actions
 
 
 def _remember_program(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> RunState:
-    """The state that knows a client's training program; unchanged in other phases."""
+    """The state with a client's training program added to the written programs; unchanged in other phases."""
     if client.given is None or state.phase != "train":
         return state
     program = SizedProgram(size=client.given.size, target=client.offer.runtime, student=client.given.student)
@@ -100,7 +100,7 @@ def _remember_program(context: RunContext, state: RunState, client: ClientState,
 
 
 def _add_program(context: RunContext, state: RunState, program: SizedProgram, facts: ProgramFacts) -> RunState:
-    """The state that knows one more written program; the first facts stay."""
+    """The state with another written program; the first facts about a program are kept."""
     if program.key in state.written:
         return state
     written = WrittenProgram(program=program, facts=facts, run_attempt=state.run_attempt)
@@ -112,21 +112,21 @@ def _add_program(context: RunContext, state: RunState, program: SizedProgram, fa
 
 
 def _send_models(
-    context: RunContext, state: RunState, client: ClientState, made: work.ExportedModels, now_s: float
+    context: RunContext, state: RunState, client: ClientState, exported: work.ExportedModels, now_s: float
 ) -> ClientOutcome:
-    programs = select_models(client, made.programs)
+    programs = select_models(client, exported.programs)
     if not programs:
         reason = f"its disk of {client.offer.budget.disk_bytes} bytes has no room for two copies of any of its models"
         return replace(client, stage="skipped", reason=reason), ()
     task, targets = build_deploy_task(context, state, client, programs, now_s), {program.target for program in programs}
-    models = tuple(model for model in made.models if model.target in targets)
+    models = tuple(model for model in exported.models if model.target in targets)
     return replace(client, stage="out", task=task, models=models), (signals.SendTask(task=task),)
 
 
 def _receive_program(
     context: RunContext, state: RunState, request: work.ProgramRequest, facts: ProgramFacts
 ) -> RunState:
-    """Take a program for later rounds out of the queue; it is known as untrainable if it could not be written."""
+    """Remove a program for later rounds from the queue; if it could not be written, its size counts as untrainable."""
     if request.program not in state.queue:
         return state
     state = replace(state, queue=tuple(program for program in state.queue if program != request.program))
@@ -136,19 +136,19 @@ def _receive_program(
 def _receive_estimates(
     context: RunContext, state: RunState, request: work.CostRequest, memory: MemoryEstimates | None, problem: str
 ) -> Outcome:
-    """Remember the estimates of a target; the first ones stay."""
+    """Remember the estimates of a target; the first ones are kept."""
     estimates = build_target_estimates(context, request, memory, problem)
     known = MappingProxyType({request.key: estimates, **state.live.estimates})
     return _request_next(context, replace(state, live=replace(state.live, estimates=known)))
 
 
 def _receive_search(
-    context: RunContext, state: RunState, request: work.SearchRequest, made: work.SearchResult | None, problem: str
+    context: RunContext, state: RunState, request: work.SearchRequest, result: work.SearchResult | None, problem: str
 ) -> Outcome:
     """Remember the sizes that a search has found; after a failed search, skip the clients without a task."""
     if request.run_attempt != state.run_attempt:
         return state, ()
-    if made is None:  # no smaller size could be chosen for them either
+    if result is None:  # no smaller size could be chosen for them either
         waiting = (
             client
             for client in state.clients.values()
@@ -156,10 +156,10 @@ def _receive_search(
         )
         return state.with_clients(*(replace(client, stage="skipped", reason=problem) for client in waiting)), ()
     if state.explored_attempt != state.run_attempt:
-        pool = tuple(dict.fromkeys((*state.pool, *made.sizes)))
+        pool = tuple(dict.fromkeys((*state.pool, *result.sizes)))
         state = replace(state, pool=pool, explored_attempt=state.run_attempt)
-    written = MappingProxyType({**state.live.written_estimates, **made.written_estimates})
-    live = replace(state.live, searches=made.searches, written_estimates=written)
+    written = MappingProxyType({**state.live.written_estimates, **result.written_estimates})
+    live = replace(state.live, searches=result.searches, written_estimates=written)
     return _request_next(context, replace(state, live=live))
 
 

@@ -28,17 +28,17 @@ def assign_client(context: RunContext, state: RunState, client: ClientState) -> 
 
 
 def send_training(
-    context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
+    context: RunContext, state: RunState, client: ClientState, prepared: PreparedTask, now_s: float
 ) -> ClientOutcome:
     """Send the training task if the program's plan fits and the runtime has its operators; else look below."""
-    facts = made.facts
+    facts = prepared.facts
     operators = obstacles.get_operators(state, client.client_id)
     if lacking := list_lacking_operators(facts.operators, operators):
         return _choose_runnable(context, state, client, lacking)
     planned_bytes = obstacles.plan_bytes(client, facts, operators, lambda room: room.least_peak_bytes)
     if planned_bytes is None or planned_bytes > _limit_memory(context, state, client):
         return _choose_another(context, state, client, facts, "memory")
-    task = build_train_task(context, state, client, made, planned_bytes, now_s)
+    task = build_train_task(context, state, client, prepared, planned_bytes, now_s)
     if (limit := obstacles.find_objection(context, state, client, task)) is not None:
         return _choose_another(context, state, client, facts, limit)
     return replace(client, stage="out", task=task, reason=""), (SendTask(task=task),)
@@ -67,9 +67,9 @@ def _choose_subspace(context: RunContext, state: RunState, client: ClientState, 
 
 
 def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> int:
-    """The memory that a program may plan: what is free now and, for a size that the client keeps, what its log has.
+    """The memory that a program may plan: the free memory and, for a size that the client keeps, the memory in its log.
 
-    The smallest size is kept whatever the log has, since there is nothing below it.
+    The smallest size is kept whatever the log contains, since there is no smaller one.
     """
     room_bytes = client.offer.budget.memory_bytes
     smallest = networks.list_candidates(context, state, client.offer.runtime)[0].architecture
@@ -123,7 +123,7 @@ def build_question(context: RunContext, state: RunState, client: ClientState) ->
 
 
 def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
-    """Choose a smaller submodel, of those known when the round began: the order of answers does not matter."""
+    """Choose a smaller submodel among those known when the round began, so the order of answers does not matter."""
     question = build_question(context, state, client)
     below = None if client.size is None else question.estimate(client.size)
     question = replace(question, below=below, below_limit=limit)
@@ -143,14 +143,14 @@ def give_size(
         return replace(client, stage="skipped", given=None, reason=reason, lasts=lasts), ()
     size, draw = assigned.candidate.architecture, build_draw(context, state, client)
     network = question.networks[size.network]
-    given = Submodel(
+    submodel = Submodel(
         size=size,
         architecture=assigned.placed or context.roles.assigner.place(network, size, draw),
         student=context.roles.training.student(network, size, draw),
         paths=assigned.paths,
         requested=assigned.requested,
     )
-    client = replace(client, stage="preparing", given=given, task=None)
+    client = replace(client, stage="preparing", given=submodel, task=None)
     return client, request_tasks(state, [client])
 
 
@@ -169,7 +169,7 @@ BY_METHOD = "method"
 """A larger size would have fitted, but the method chose another."""
 
 
-def find_deciding_limit(question: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
+def find_deciding_limit(question: AssignmentContext, chosen: Candidate | None, only: Candidate | None = None) -> str:
     """The limits that keep a client from a larger size.
 
     A limit decides if it alone excludes a larger size. If every larger size exceeds several limits, these decide
@@ -177,15 +177,15 @@ def find_deciding_limit(question: AssignmentContext, given: Candidate | None, on
 
     Args:
         question: the question to the method.
-        given: its choice; None if nothing fits.
+        chosen: its choice; None if nothing fits.
         only: if nothing fits, the one size that the method considered.
 
     Returns:
         Names of limits joined by "+", "method", or an empty text if the largest size was given.
     """
-    if given is None and only is not None:
+    if chosen is None and only is not None:
         return "+".join(limit for limit in LIMITS if limit in question.find_exceeded(only))
-    sizes = (candidate for candidate in question.candidates if given is None or candidate.order > given.order)
+    sizes = (candidate for candidate in question.candidates if chosen is None or candidate.order > chosen.order)
     larger = [question.find_exceeded(candidate) for candidate in sizes]
     if not all(larger):
         return BY_METHOD
@@ -202,7 +202,7 @@ def describe_refusal(refusal: Refusal) -> str:
 def answer_refusal(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:
     """Choose a smaller task if that may help, and a smaller size and attempts are left; else close the client state.
 
-    The state knows already which programs the device cannot run.
+    The state already contains the programs that the device cannot run.
     """
     effect = obstacles.REFUSALS[refusal.reason]
     final = replace(client, stage="refused", reason=describe_refusal(refusal))
@@ -219,11 +219,11 @@ def answer_refusal(context: RunContext, state: RunState, client: ClientState, re
 
 
 def find_lasting(context: RunContext, state: RunState, client: ClientState) -> Lasts:
-    """Whether another attempt has the same outcome: no other size is left for the device."""
+    """Whether another attempt has the same outcome, because no other size is left for the device."""
     question = build_question(context, state, client)
     assigned = context.roles.assigner.assign(question)
-    left = assigned.candidate is not None or not obstacles.is_exhausted(question, assigned.only)
-    return "passing" if left else "lasting"
+    can_retry = assigned.candidate is not None or not obstacles.is_exhausted(question, assigned.only)
+    return "passing" if can_retry else "lasting"
 
 
 def lower_budget(client: ClientState, refusal: Refusal) -> ClientState:

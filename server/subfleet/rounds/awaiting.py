@@ -4,8 +4,8 @@ One rule closes every phase in which clients work (training, evaluation, scoring
 
 - It is open as long as it waits for a client, see `list_awaited`, and at most until its deadline.
 - Unless the run is strict, it closes earlier at the quorum: at least one client has done the work, and the clients that
-  have answered are at least the fraction `Run.quorum` of these and the awaited clients. A refusal is an answer: waiting
-  longer would not change it.
+  have answered are at least the fraction `Run.quorum` of these and the awaited clients. A refusal is an answer, since
+  waiting longer would not change it.
 
 Whether the phase waits for a client follows from its punctuality, see `live`. Until one client has answered, a training
 waits for all clients until its deadline, since a round without an update is no round; an evaluation, which can be left
@@ -39,7 +39,7 @@ class DutyTerms:
     """The terms of one kind of duty in a phase.
 
     Attributes:
-        name: of the message that requests it.
+        name: name of the message that requests it.
         deadline: the field of `Deadlines` that ends it, counted from the beginning of the phase.
         share: the fraction of that deadline after which it ends.
         works: kinds of work that request it; empty if no task does.
@@ -129,10 +129,10 @@ def explain_missing(context: RunContext, state: RunState, client_id: str, duty: 
     """Why a client's answer is missing when the phase closes, and why the client is away, if it is.
 
     Args:
-        context: of the run.
-        state: before the miss is counted.
-        client_id: of the client.
-        duty: of the client.
+        context: the run context.
+        state: the state before the miss is counted.
+        client_id: the client's id.
+        duty: the kind of duty.
         now_s: monotonic time.
         late: whether the deadline of the phase is over.
     """
@@ -153,11 +153,11 @@ def explain_missing(context: RunContext, state: RunState, client_id: str, duty: 
 def drop_departed(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Close the client states of open clients that have said goodbye, see `members.has_left`."""
     members = state.live.members
-    gone = (name for name, member in members.items() if has_left(context, member, now_s))
-    left = [name for name in sorted(gone) if (client := state.clients.get(name)) is not None and client.open]
-    if not left:
+    names = (name for name, member in members.items() if has_left(context, member, now_s))
+    departed = [name for name in sorted(names) if (client := state.clients.get(name)) is not None and client.open]
+    if not departed:
         return state, ()
-    return close_clients(state, {name: explain_away(context, members[name], now_s) for name in left})
+    return close_clients(state, {name: explain_away(context, members[name], now_s) for name in departed})
 
 
 def close_clients(state: RunState, reasons: Mapping[str, str]) -> Outcome:
@@ -193,13 +193,13 @@ def find_sent_s(context: RunContext, state: RunState, client: ClientState, duty:
 def list_awaited(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Iterator[ClientState]:
     """The open client states that the phase waits for before its deadline."""
     clients, scored = state.clients.values(), duty == "scores"
-    others = has_scores(state) if scored else _has_done(state)
+    answered = has_scores(state) if scored else _has_done(state)
     for client in clients:
         if not client.open or (scored and client.stage != "scoring"):
             continue
         known = get_punctuality(state, client.client_id, duty)
-        punctual = not known.missed or (duty == "training" and not others)
-        if punctual or ((known.awaited or not others) and _is_in_time(context, state, client, duty, now_s)):
+        punctual = not known.missed or (duty == "training" and not answered)
+        if punctual or ((known.awaited or not answered) and _is_in_time(context, state, client, duty, now_s)):
             yield client
 
 
@@ -245,9 +245,9 @@ def record_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: i
     """The state after these clients did not answer.
 
     Args:
-        state: before.
-        names: of the clients.
-        duty: of the clients.
+        state: the state before.
+        names: ids of the clients.
+        duty: the kind of duty.
         most: the most misses in a row that this one may raise a client to; None is no limit.
     """
     known = {name: get_punctuality(state, name, duty) for name in names}
@@ -259,18 +259,18 @@ def record_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) ->
     """The state after a phase has closed, with a miss for each task that was sent and not answered.
 
     Args:
-        state: with the phase's client states.
-        duty: of the phase.
+        state: the state with the phase's client states.
+        duty: the phase's kind of duty.
         spared: clients that the phase has not waited for to the end of their time, if it closed at its quorum.
     """
     done = _has_done(state)
     if duty == "training" and not done:
         return state
-    left = set(spared)
+    excused = set(spared)
     names = [
         name
         for name, client in sorted(state.clients.items())
-        if name not in left
+        if name not in excused
         and (client.open or client.stage == "missing")
         and client.task is not None
         and isinstance(client.task.work, DUTY_TERMS[duty].works)

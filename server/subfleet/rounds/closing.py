@@ -6,7 +6,7 @@
     both      --> waiting    no update is left: another attempt (failed: too many diverged attempts)
 
 Every step is in the journal before the next aggregation begins, and each aggregation starts from the last checkpoint.
-So a run that was killed continues with the same bits.
+So a killed run continues with bit-identical results.
 
 A round that aggregated nothing is attempted again, with growing pauses and a deadline.
 
@@ -252,7 +252,7 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     if times.since_s is None:
         times = AttemptTimes(since_s=now_s, since_attempt=state.run_attempt)
     failing = _update_failing(before.failing, state.clients)
-    # The first reason says more than those that follow from it.
+    # The first reason explains more than the reasons that follow from it.
     first = {name: failure.first for name, failure in failing.items() if name in state.clients}
     waits_for = _group_reasons({**_list_reasons(state.clients), **first})
     failed_attempts = progress.FailedAttempts(

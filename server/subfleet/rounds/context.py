@@ -54,7 +54,7 @@ class RunContext:
 
     Attributes:
         run_id: the configured name with a unique suffix: devices remember their work by it.
-        roles: of the configured method, with the configuration's overrides.
+        roles: the roles of the configured method, with the configuration's overrides.
         first: the run's first network.
         evaluation_inputs: statistics of the inputs of the evaluation data; None if unknown.
         declare: declares another network from its id, settings and members; results are cached.
@@ -99,13 +99,13 @@ class RunContext:
         """The settings of local training in a round, or of its calibration.
 
         Args:
-            round_number: of the round.
+            round_number: number of the round.
             student: the nested submodel of self-distillation; None trains without.
         """
         settings = self.roles.training.for_round(self.config.compute_training(round_number), round_number)
         if student is None and settings.objective.distillation == "self":
             settings = change_objective(settings, {"distillation_weight": 0.0}, distillation="none")
-        if self.config.calibrates(round_number):  # one pass that moves nothing measures the norms
+        if self.config.calibrates(round_number):  # one pass at learning rate 0 measures the norms
             return replace(settings, epochs=1, local_steps=0, learning_rate=0.0)
         return settings
 

@@ -42,7 +42,7 @@ def step(context: RunContext, state: RunState, event: signals.Event, now_s: floa
 def build_round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
     """The announcement of the current phase to all devices; None between rounds.
 
-    Its message id follows from its content, so that devices recognise repetitions.
+    Its message id is derived from its content, so that devices recognise repetitions.
     """
     phases: Mapping[str, tuple[Any, float]] = {
         "measure": ("measure", context.config.deadlines.measure_s),
@@ -80,10 +80,10 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
         return ahead
     clients = state.clients.values()
     tasks = (client.task for client in clients if client.stage in ("scoring", "out"))
-    sent = (signals.SendTask(task=task) for task in tasks if task is not None)
+    resent = (signals.SendTask(task=task) for task in tasks if task is not None)
     lacking = list_lacking(context, state) if state.phase in ("measure", "train") else ()
     # Tasks are requested once sizes can be chosen, in case one is too large.
-    return (*ahead, *sent, *(lacking or request_tasks(state, clients)))
+    return (*ahead, *resent, *(lacking or request_tasks(state, clients)))
 
 
 def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
@@ -141,7 +141,9 @@ def _receive_presence(context: RunContext, state: RunState, presence: Presence, 
 
 
 def _mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMember:
-    return replace(member, session_id=session_id, heard_s=now_s, gone="", farewell="", silent_since=0, noted_s=now_s)
+    return replace(
+        member, session_id=session_id, heard_s=now_s, departure="", farewell="", silent_since=0, noted_s=now_s
+    )
 
 
 def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> signals.Outcome:
@@ -151,13 +153,13 @@ def _receive_profile(context: RunContext, state: RunState, profile: Profile, now
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
     state = _with_member(forget_refusals(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
-    swept = replace(state.live, swept=Sweep())  # there may be too many members now
+    swept = replace(state.live, swept=Sweep())  # now there may be too many members
     return replace(state, profiles=state.profiles.with_items({profile.client_id: profile}), live=swept), answer
 
 
 def _with_member(state: RunState, client_id: str, member: FleetMember) -> RunState:
     live = state.live
-    swept = live.swept if client_id in live.members else Sweep()  # there may be too many of them now
+    swept = live.swept if client_id in live.members else Sweep()  # now there may be too many of them
     return replace(state, live=replace(live, members=live.members.with_items({client_id: member}), swept=swept))
 
 

@@ -55,18 +55,18 @@ def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Ou
 
 
 def send_evaluation(
-    context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
+    context: RunContext, state: RunState, client: ClientState, prepared: PreparedTask, now_s: float
 ) -> ClientOutcome:
     """Send an evaluate task, if its program fits the client's budget of its last round."""
     budget_bytes = client.offer.budget.memory_bytes
     operators = get_operators(state, client.client_id)
-    planned_bytes = plan_bytes(client, made.facts, operators, lambda room: room.evaluation_peak_bytes)
+    planned_bytes = plan_bytes(client, prepared.facts, operators, lambda room: room.evaluation_peak_bytes)
     if planned_bytes is None:
         reason = f"its runtime {client.offer.runtime!r} lacks an operator of its submodel"
     elif planned_bytes > budget_bytes:
         reason = f"the evaluation needs {planned_bytes} bytes of memory and the budget is {budget_bytes}"
     else:
-        task = build_evaluate_task(context, state, client, made, planned_bytes, now_s)
+        task = build_evaluate_task(context, state, client, prepared, planned_bytes, now_s)
         reason = explain_disk(client, task)
         if not reason:
             return replace(client, stage="out", task=task), (SendTask(task=task),)

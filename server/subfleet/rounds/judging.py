@@ -30,13 +30,13 @@ _ANSWERS: Mapping[type, tuple[type[Answer], tuple[PhaseName, ...]]] = MappingPro
         Deploy: (Deployed, ("deploy",)),
     }
 )
-"""By the kind of work, the type of message that answers it, unless it is refused, and the phases in which it counts."""
+"""By kind of work: the message type of its answer (unless it is refused), and the phases in which the answer counts."""
 
 
 def reply(
     client_id: str, message_id: str, status: Verdict, reason: str = "", problem: ArchitectureProblem | None = None
 ) -> Reply:
-    """An ack for a message; its own id follows from that of the message."""
+    """An ack for a message; its own id is derived from that of the message."""
     ack = Ack(of=message_id, status=status, reason=reason, message_id=f"ack/{message_id}", problem=problem)
     return Reply(client_id=client_id, ack=ack)
 
@@ -72,7 +72,7 @@ def _judge_last_task(
 
 
 def _is_answered(context: RunContext, state: RunState, client: ClientState, answer: Answer) -> bool:
-    """Whether an answer to an earlier task of this round is known: it led to the task that the client has now."""
+    """Whether an answer to an earlier task of this round is already known: it led to the client's current task."""
     if isinstance(answer, Refusal) and client.attempt > 0:
         return True
     scored = isinstance(answer, (Refusal, Scores)) and client.stage != "scoring" and bool(client.proposals)
@@ -80,7 +80,7 @@ def _is_answered(context: RunContext, state: RunState, client: ClientState, answ
 
 
 def _find_problem(context: RunContext, state: RunState, client: ClientState, task: Task, answer: Answer) -> str:
-    """What is wrong with an answer to a task; empty if nothing is."""
+    """What is wrong with an answer to a task; empty if it is valid."""
     match answer:
         case Update():
             limit_bytes = MAX_HEADER_BYTES + sum(blob.size_bytes for blob in task.weights)
@@ -118,7 +118,7 @@ def _find_example_problem(context: RunContext, state: RunState, task: Task, answ
 
 
 def _find_path_problem(context: RunContext, task: Task, answer: Evaluated) -> str:
-    """What is wrong with the scores of paths; empty if there are none, as there should be."""
+    """What is wrong with the scores of paths; empty if they are missing as expected."""
     count = len(task.work.settings.population) if isinstance(task.work, Evaluate) else 0
     if len(answer.scores) != count:
         return f"there are scores of {len(answer.scores)} paths, but {count} were to be scored"
@@ -131,7 +131,7 @@ def _find_path_problem(context: RunContext, task: Task, answer: Evaluated) -> st
 
 
 def _find_evaluation_problem(context: RunContext, client: ClientState, task: Task, answer: Evaluated) -> str:
-    """What is impossible in an evaluation; empty if nothing is."""
+    """What is impossible in an evaluation; empty if it is valid."""
     if answer.sample_count > client.offer.sample_count:
         return f"{answer.sample_count} samples were evaluated, but the client's profile has {client.offer.sample_count}"
     classes, counted = context.config.model.class_count, len(answer.class_counts)

@@ -34,11 +34,11 @@ EXTRA_FROM = 2
 _AGAIN_FROM = 8
 """Misses in a row after which the run waits once more; then after twice as many, and so on."""
 _UNKNOWN_FRACTION = 1 / 4
-"""Of a deadline: the wait if no duration of an answer is known."""
+"""The wait as a fraction of a deadline, if no duration of an answer is known."""
 _LEAST_FRACTION = 1 / 16
-"""Of a deadline: the shortest wait, since the next task may be larger."""
+"""The shortest wait as a fraction of a deadline, since the next task may be larger."""
 _GENEROUS = 2.0
-"""Factor of the longest known duration: the wait for an answer."""
+"""The wait for an answer as a multiple of the longest known duration."""
 _REMEMBERED = 3
 """Number of answers with stored durations."""
 
@@ -62,7 +62,7 @@ class Punctuality:
 
     @property
     def awaited(self) -> bool:
-        """Whether the run waits for the client's next answer; for that of an extra now and then."""
+        """Whether the run waits for the client's next answer; for an extra only occasionally."""
         again = self.missed >= _AGAIN_FROM and not self.missed & (self.missed - 1)
         return again or not self.extra
 
@@ -70,7 +70,7 @@ class Punctuality:
         """How many seconds the run waits for an answer after sending the task, above 0 and at most the deadline.
 
         Args:
-            deadline_s: of all such tasks, above 0.
+            deadline_s: the deadline of all such tasks, above 0.
         """
         if not self.missed:
             return deadline_s
@@ -102,16 +102,16 @@ class FleetMember:
 
     Attributes:
         heard_s: monotonic time of its last sign of life; None if it has gone or was never heard.
-        gone: whether it said goodbye, or the broker reported its loss (its will); else empty.
+        departure: whether it said goodbye, or the broker reported its loss (its will); else empty.
         farewell: the reason in its goodbye; empty without one.
         silent_since: the round that it did not answer first, if it has not been heard since; else 0.
         noted_s: monotonic time of its last message or will, or of the server's start if it was known before.
-        punctuality: of its answers to each kind of task.
+        punctuality: the punctuality of its answers to each kind of task.
     """
 
     session_id: str = ""
     heard_s: float | None = None
-    gone: Literal["", "goodbye", "will"] = ""
+    departure: Literal["", "goodbye", "will"] = ""
     farewell: str = ""
     silent_since: int = 0
     noted_s: float = 0.0
@@ -141,7 +141,7 @@ class TargetEstimates:
         problem: why the target can train nothing.
     """
 
-    estimate: Estimates = field(compare=False)  # its functions are new each time
+    estimate: Estimates = field(compare=False)  # its functions are created each time
     candidates: tuple[Candidate, ...]
     problem: str = ""
 
@@ -151,7 +151,7 @@ class GenerationScores:
     """Scores by devices of a generation of paths so far; see `searching`.
 
     Attributes:
-        made: the generation, with the server's own scores if it has validation samples.
+        proposed: the generation, with the server's own scores if it has validation samples.
         supernet: the smallest subspace that contains the paths; supernet_bytes: of its weights, as they are sent.
         requested_s: monotonic time at which the generation was requested.
         sums: of each path, its scores times their weights: the labels that they were counted on, of which no answer has
@@ -165,7 +165,7 @@ class GenerationScores:
             nothing is ranked.
     """
 
-    made: ProposedGeneration
+    proposed: ProposedGeneration
     supernet: Architecture
     requested_s: float
     sums: tuple[float, ...]
@@ -203,7 +203,7 @@ class LiveState:
         estimates: memory estimates by `CostRequest.key`, if the method uses `planned_estimates`.
         searches: by target, the method's search, which knows the pool.
         written_estimates: estimated costs of written programs by their keys, if the method has a search.
-        scores: of the generation that devices are scoring; None if they score none.
+        scores: the scores of the generation that devices are scoring; None if they score none.
         requested: the shared requests that are open.
         begun_attempt: the attempt in which the run's first networks were chosen.
     """

@@ -20,7 +20,7 @@ MOST_VALUES = 4_000_000
 MOST_OF_ARCHITECTURE = 1000
 """Values that a declared architecture counts as."""
 SILENT_SINCE = "it has been silent since round"
-"""Why a client is missing that the round has not waited for; a round number follows."""
+"""Why a client that the round has not waited for is missing; a round number follows."""
 
 
 def holds_lease(context: RunContext, member: FleetMember, now_s: float) -> bool:
@@ -29,10 +29,10 @@ def holds_lease(context: RunContext, member: FleetMember, now_s: float) -> bool:
 
 
 def record_departure(member: FleetMember, presence: Presence, now_s: float) -> FleetMember:
-    """The member after its goodbye or its will; a will after a goodbye changes nothing."""
+    """The member after its goodbye or will; a will after a goodbye changes nothing."""
     farewell = presence.reason or member.farewell
-    gone: Literal["goodbye", "will"] = "goodbye" if farewell else "will"
-    return replace(member, heard_s=None, gone=gone, farewell=farewell, noted_s=now_s)
+    departure: Literal["goodbye", "will"] = "goodbye" if farewell else "will"
+    return replace(member, heard_s=None, departure=departure, farewell=farewell, noted_s=now_s)
 
 
 def has_left(context: RunContext, member: FleetMember, now_s: float) -> bool:
@@ -41,7 +41,7 @@ def has_left(context: RunContext, member: FleetMember, now_s: float) -> bool:
     In a strict run it has the time of a lease to come back: a client that restarts takes part as before. A will is only
     a hint and ends nothing.
     """
-    if member.gone != "goodbye":
+    if member.departure != "goodbye":
         return False
     grace_s = context.config.deadlines.lease_s if context.config.strict else 0.0
     return now_s - member.noted_s >= grace_s
@@ -49,9 +49,9 @@ def has_left(context: RunContext, member: FleetMember, now_s: float) -> bool:
 
 def explain_away(context: RunContext, member: FleetMember, now_s: float) -> str:
     """Why a client is away; empty if it is present."""
-    if member.gone == "goodbye":
+    if member.departure == "goodbye":
         return f"it said goodbye ({member.farewell})"
-    if member.gone == "will":
+    if member.departure == "will":
         return "the broker reported a broken connection (its will)"
     if member.heard_s is None:
         return "it has not been heard since the server started"
@@ -85,7 +85,7 @@ def list_silent_members(state: RunState) -> tuple[str, ...]:
         for name, member in sorted(state.live.members.items())
         if name not in state.clients
         and name in state.profiles
-        and not member.gone
+        and not member.departure
         and (member.session_id or name in state.last)
     )
 
@@ -109,20 +109,20 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
     strangers = {
         name: member for name, member in live.members.items() if name not in state.last and name not in assigned
     }
-    gone = {name for name in strangers if now_s > expires_s(name)}
-    count = len(strangers) - len(gone)
-    values = sum(_count_values(profiles.get(name)) for name in strangers if name not in gone)
+    forgotten = {name for name in strangers if now_s > expires_s(name)}
+    count = len(strangers) - len(forgotten)
+    values = sum(_count_values(profiles.get(name)) for name in strangers if name not in forgotten)
     if count > MOST_STRANGERS or values > MOST_VALUES:
         for name in sorted(strangers, key=lambda name: (strangers[name].noted_s, name)):
             if count <= MOST_STRANGERS and values <= MOST_VALUES:
                 break
-            if name not in gone:
-                gone.add(name)
+            if name not in forgotten:
+                forgotten.add(name)
                 count, values = count - 1, values - _count_values(profiles.get(name))
-    members = live.members.without(gone)
+    members = live.members.without(forgotten)
     until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
     swept = Sweep(until_s=until_s, clients=(state.run_attempt, state.phase))
-    return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
+    return replace(state, profiles=profiles.without(forgotten), live=replace(live, members=members, swept=swept))
 
 
 def _count_values(profile: Profile | None) -> int:

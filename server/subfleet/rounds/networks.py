@@ -184,7 +184,7 @@ def _parse_program_key(refusal: str) -> str:
 
 
 NEVER = 0
-"""In place of an attempt: the program was not written in time for any."""
+"""In place of an attempt: the program was not written in time for any attempt."""
 
 
 def find_first_attempt(context: RunContext, written: WrittenProgram) -> int:
@@ -220,11 +220,11 @@ def request_networks(context: RunContext, state: RunState) -> tuple[NetworksRequ
 
 
 def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
-    """The networks that the method begins with; the configured one then retires before the first round.
+    """The networks that the method begins with; the configured network then retires before the first round.
 
     Args:
-        context: of the run.
-        state: with the answers of the first round's clients.
+        context: the run context.
+        state: the state with the answers of the first round's clients.
 
     Returns:
         The lineages of the networks; empty if the run begins with the configured one.
@@ -236,7 +236,7 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
         return ()
     clients = _list_answered(state)
     brought = {client.client_id: client.offer.brought for client in clients if client.offer.brought is not None}
-    # With the budget that a log has for most of its time, if it is known.
+    # With the budget that a log offers for most of its time, if it is known.
     lasting = [
         replace(client, offer=replace(client.offer, budget=client.offer.lasting or client.offer.budget))
         for client in clients

@@ -27,12 +27,12 @@ def get_operators(state: RunState, client_id: str) -> tuple[str, ...]:
 def plan_bytes(
     client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainMemory], int]
 ) -> int | None:
-    """The planned peak of a client's submodel in bytes; None if the runtime cannot run an operator of it.
+    """The planned peak of a client's submodel in bytes; None if the runtime cannot run one of its operators.
 
     Args:
-        client: with its submodel.
-        facts: of the program.
-        operators: that the device's runtime lists.
+        client: the client's state with its submodel.
+        facts: facts about the program.
+        operators: the operators that the device's runtime lists.
         peak_bytes: of a subspace, the peak that counts: `ChainMemory.least_peak_bytes` if it chooses the path itself.
     """
     if facts.chain is None or client.architecture is None:
@@ -113,19 +113,19 @@ REFUSALS: Mapping[RefusalReason, RefusalEffect] = MappingProxyType(
 LASTING_LIMITS: frozenset[Limit | None] = frozenset(
     effect.limit for effect in REFUSALS.values() if effect.limit is not None and effect.lasts == "lasting"
 )
-"""Limits of a program itself, which the device is then not given again."""
+"""Limits of a program itself; the device is not given such a program again."""
 
 
 def is_exhausted(question: AssignmentContext, only: Candidate | None = None) -> bool:
-    """Whether every size has an obstacle that lasts, so that no attempt has anything for the client.
+    """Whether every size has a lasting obstacle, so that no attempt can give the client a task.
 
     Args:
         question: the question to the method.
         only: the one size that the method would give.
     """
-    asked = replace(question, below=None)
+    unbounded = replace(question, below=None)
     return all(
-        asked.find_exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,))
+        unbounded.find_exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,))
     )
 
 
@@ -137,9 +137,9 @@ def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: st
     """The state that remembers a refusal of the programs of a task.
 
     Args:
-        state: of the run.
+        state: the run's state.
         client: of the device, with its size, or the candidates that it was to score.
-        refusal: of its task.
+        refusal: the refusal of its task.
         why: the refusal in printable words.
     """
     limit = REFUSALS[refusal.reason].limit

@@ -32,10 +32,10 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
     """The state of a client that has sent its telemetry; skipped if it cannot take part.
 
     Args:
-        context: of the run.
-        state: of the run. Free disk bytes from an earlier refusal count if the telemetry has none.
-        profile: of the client.
-        telemetry: of the client.
+        context: the run context.
+        state: the run's state. Free disk bytes from an earlier refusal count if the telemetry has none.
+        profile: the client's profile.
+        telemetry: the client's telemetry.
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
@@ -121,8 +121,8 @@ class Declaration:
     Attributes:
         size: the declared size of the method's space; None if it is none.
         network: the device's own network; None if it declares none that can take part.
-        problem: what is wrong; None if nothing is, or nothing is declared.
-        reason: the same in words.
+        problem: what is wrong; None if it is valid, or nothing is declared.
+        reason: the problem in words.
     """
 
     size: Architecture | None = None
@@ -135,9 +135,9 @@ def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, 
     """Judge the declaration of a device. Only the size of a submodel counts, wherever it lies on its axes.
 
     Args:
-        context: of the run.
-        profile: of the device.
-        before: digests of its own networks that it has declared before, see `remember_network`.
+        context: the run context.
+        profile: the device's profile.
+        before: digests of the networks that it has declared before, see `remember_network`.
     """
     architecture = profile.architecture
     if architecture is None and not profile.network:
@@ -218,7 +218,7 @@ def _list_problems(network: Network, architecture: Architecture) -> Iterator[Arc
 
 
 def _compute_needed_size(index_set: IndexSet) -> int:
-    """The length that an axis needs for these indices."""
+    """The size that an axis needs for these indices."""
     if isinstance(index_set, Full):
         return 0
     if isinstance(index_set, Explicit):

@@ -27,7 +27,7 @@ COMPARED = 4
 _GROWTH = 0.6
 """Power of the travel by which longer training explains a larger change."""
 MUCH_LONGER = 5.0
-"""Times the usual samples or steps from which the median says nothing about a client."""
+"""Multiple of the usual samples or steps above which the median says nothing about a client."""
 HELD_FRACTION = 0.2
 """Fraction of the changed weights below which a change is no outlier: honest changes of equal training were observed
 at 0.19 and 16 times the median."""
@@ -40,13 +40,13 @@ class ChangeSize:
     """How far an update moves the trained tensors: root mean squares over elements, 0 if there are none of a kind.
 
     Attributes:
-        weights: of the changes of shared weights.
-        statistics: of the changes of shared running statistics, which may differ from weights in magnitude.
-        measured: of the inputs of norms, in a calibration.
-        own: of the changes of the client's own weights and statistics in a personalised model; these are not compared.
+        weights: for the changes of shared weights.
+        statistics: for the changes of shared running statistics, which may differ from weights in magnitude.
+        measured: for the inputs of norms, in a calibration.
+        own: for the changes of the client's own weights and statistics in a personalised model; these are not compared.
         travel: how far its training would have moved a weight along gradients of 1, see `travel`; 0 is unknown.
-        held_weights: of the weights themselves, as the client received them; 0 is unknown.
-        held_statistics: of the running statistics.
+        held_weights: for the weights themselves, as the client received them; 0 is unknown.
+        held_statistics: for the running statistics, as the client received them.
         samples: the samples that it counts as trained on; 0 is unknown.
     """
 
@@ -67,7 +67,7 @@ class Outlier:
     Attributes:
         scale: factor of the update and its weight, above 0 and below 1: the limit over its change, to the fourth power.
             So an update just above the limit counts nearly in full, and one far above it hardly moves the model.
-        why: in a few words.
+        why: the reason in a few words.
     """
 
     scale: float
@@ -93,7 +93,7 @@ def travel(training: TrainingSettings, sample_count: int) -> float:
     With a rate r and a momentum m the k-th step of plain SGD moves it by r (1 - m^k) / (1 - m); a step of Adam by r.
 
     Args:
-        training: of the client's task.
+        training: the training settings of the client's task.
         sample_count: samples of one pass, 0 or more.
     """
     steps = training.step_count(sample_count)
@@ -108,9 +108,9 @@ def find_outliers(
     """The clients of a round with changes far above what is usual and what their training explains.
 
     Args:
-        sizes: of the round's updates, by client.
+        sizes: the change sizes of the round's updates, by client.
         past: the usual change of each of the last accepted rounds.
-        settings: of the run.
+        settings: the run's settings.
     """
     result: dict[str, Outlier] = {}
     for kind, words in _COMPARED_KINDS.items():
@@ -153,10 +153,10 @@ def explain_divergence(loss: float, last_loss: float | None, guess_loss: float, 
     """Why an aggregated model has diverged; empty if it has not.
 
     Args:
-        loss: of its evaluation.
-        last_loss: of the last accepted round; None before there is one.
+        loss: the loss of its evaluation.
+        last_loss: the loss of the last accepted round; None before there is one.
         guess_loss: the loss of guessing without the inputs.
-        settings: of the run; if no update may be left out, every finite loss is accepted.
+        settings: the run's settings; if no update may be left out, every finite loss is accepted.
     """
     if not math.isfinite(loss):
         return f"the model diverged to a loss of {loss}"

@@ -26,7 +26,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
     """A mapping from strings. The order of entries depends only on the keys.
 
     Args:
-        items: to begin with.
+        items: the initial entries.
 
     Attributes:
         root: branches of leaves, which other maps may share.
@@ -94,11 +94,11 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         """A copy with this entry of a key, or without one."""
         high, low = _locate(key)
         branch = self.root[high]
-        others = tuple(known for known in branch[low] if known[0] != key)
-        count = self._count + len(others) + len(entry) - len(branch[low])
+        other_entries = tuple(known for known in branch[low] if known[0] != key)
+        count = self._count + len(other_entries) + len(entry) - len(branch[low])
         if not entry and count == self._count:
             return self
-        leaf = tuple(sorted((*others, *entry), key=itemgetter(0)))
+        leaf = tuple(sorted((*other_entries, *entry), key=itemgetter(0)))
         after: PersistentMap[V] = PersistentMap.__new__(PersistentMap)
         after.root = (*self.root[:high], (*branch[:low], leaf, *branch[low + 1 :]), *self.root[high + 1 :])
         after._count = count

@@ -41,7 +41,7 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
         return state.enter(progress.Searching(), now_s), ()
     if is_over(context, state):
         return _open_deploy(context, state, now_s)
-    # A strict run waits for those who went away, but begins no round on the strength of them.
+    # A strict run waits for clients that went away, but does not count them to begin a round.
     there = sum(holds_lease(context, state.live.members[name], now_s) for name in list_expected(context, state, now_s))
     if there >= context.config.min_clients:
         again, pause_s = state.round > state.aggregated_round, state.live.attempt_times.pause_s
@@ -103,17 +103,17 @@ def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outco
 def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Skip the clients that were not selected; the others are given sizes during the phase."""
     state, drawn = select_clients(context, state)
-    others = (client for name, client in state.clients.items() if client.stage == "answered" and name not in drawn)
-    state = state.with_clients(*(replace(client, stage="skipped", reason=NOT_DRAWN) for client in others))
+    undrawn = (client for name, client in state.clients.items() if client.stage == "answered" and name not in drawn)
+    state = state.with_clients(*(replace(client, stage="skipped", reason=NOT_DRAWN) for client in undrawn))
     state = replace(state, clients=MappingProxyType(dict(sorted(state.clients.items()))))
     return state.enter(progress.Training(), now_s), ()
 
 
 def _advance_training(context: RunContext, state: RunState, now_s: float) -> Outcome:
     state, unscored = (state, ()) if list_lacking(context, state) else drop_late_scores(context, state, now_s)
-    state, given = give_sizes(context, state)
+    state, sizing_actions = give_sizes(context, state)
     state, parted = awaiting.drop_departed(context, state, now_s)
-    first = (*unscored, *given, *parted)
+    first = (*unscored, *sizing_actions, *parted)
     collection = awaiting.collect(context, state, "training", now_s)
     if not collection.closes or (not collection.late and has_awaited_programs(context, state)):
         return state, first

@@ -73,7 +73,7 @@ def receive_generation(
     context: RunContext,
     state: RunState,
     request: GenerationRequest,
-    made: ProposedGeneration | None,
+    proposed: ProposedGeneration | None,
     problem: str,
     now_s: float,
 ) -> Outcome:
@@ -81,25 +81,25 @@ def receive_generation(
     search = context.roles.networks.path_search
     if state.phase != "search" or request != request_generation(state) or search is None:
         return state, ()
-    if made is None:
+    if proposed is None:
         return _fail(state, problem, now_s), ()
     supernet = find_supernet(context, state)
-    if made.generation is None:
+    if proposed.generation is None:
         concluded = _conclude(context, state, search, supernet)
         return _fail(state, _NOBODY, now_s) if concluded is None else concluded.enter(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
         scores = GenerationScores(
-            made=made,
-            supernet=build_smallest_supernet(supernet, made.generation),
+            proposed=proposed,
+            supernet=build_smallest_supernet(supernet, proposed.generation),
             requested_s=state.live.entered_s,
-            sums=(0.0,) * len(made.generation.paths),
+            sums=(0.0,) * len(proposed.generation.paths),
         )
         live = replace(state.live, scores=scores, entered_s=now_s)
         return replace(state, live=live, clients=MappingProxyType({})), ()
     close = CloseGeneration(
         round=state.aggregated_round,
-        generation=made.generation,
-        scores=made.scores,
+        generation=proposed.generation,
+        scores=proposed.scores,
         seconds=now_s - state.live.entered_s,
     )
     return _record_generation(context, state, search, close, now_s)
@@ -126,8 +126,8 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
     scoring = state.live.scores
     if scoring is None or scoring.closed < search.federated.rounds:
         return state, actions
-    state, generation = replace(state, live=replace(state.live, scores=None)), scoring.made.generation
-    scores = average_scores(scoring) or scoring.made.scores  # the server's own, if it has any
+    state, generation = replace(state, live=replace(state.live, scores=None)), scoring.proposed.generation
+    scores = average_scores(scoring) or scoring.proposed.scores  # the server's own, if it has any
     if generation is not None and not scores and not scoring.clients:  # no device can compute this tier
         memory = search.skip(get_memory(context, state), generation)
         return replace(state, memory=memory).enter(state.at, now_s), actions
@@ -181,7 +181,7 @@ def build_smallest_supernet(network: Network, generation: Generation) -> Archite
 
     Args:
         network: the supernet.
-        generation: of its paths.
+        generation: the generation with its paths.
     """
     used = [set(operators) for operators in zip(*generation.paths, strict=True)]
     choices = {
@@ -206,8 +206,8 @@ def score_by_devices(
         state, parted = drop_departed(context, state, now_s)
         actions += parted
         collection = collect(context, state, "paths", now_s)
-        asked = state.clients or collection.late  # a round without clients lasts until its deadline
-        if not (asked and collection.closes):
+        may_close = state.clients or collection.late  # a round without clients lasts until its deadline
+        if not (may_close and collection.closes):
             break
         state, withdrawn = close_phase(context, state, "paths", collection, now_s)
         state = _close_scoring(context, state, scores, now_s)
@@ -227,14 +227,14 @@ def _draw_clients(
     able = sorted(_list_capable(context, state, scores, now_s))
     name = f"{context.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
     extras = [client_id for client_id in able if get_punctuality(state, client_id, "paths").extra]
-    others = sorted(set(able) - set(extras))
-    drawn = open_stream(name).sample(others, min(federated.clients, len(others)))
+    regular = sorted(set(able) - set(extras))
+    drawn = open_stream(name).sample(regular, min(federated.clients, len(regular)))
     return sorted((*drawn, *open_stream(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
 
 
 def _list_capable(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
     """The present clients that have held-out data and can compute the generation's tier."""
-    least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
+    least_macs = scores.proposed.generation.least_macs if scores.proposed.generation is not None else 0
     for name in list_expected(context, state, now_s):
         if name in state.last and state.profiles[name].held_out_count:
             most = state.last[name].offer.budget.forward_macs
@@ -257,7 +257,7 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
         means = (trimmed_mean(own, weights) for own in zip(*scored, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
     tasks = [(client, client.task) for client in state.clients.values() if client.task is not None]
-    sent = (blob for _, task in tasks for blob in task.weights)
+    blobs = (blob for _, task in tasks for blob in task.weights)
     scores = replace(
         scores,
         closed=scores.closed + 1,
@@ -266,9 +266,9 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
         sums=sums,
         answers=scores.answers + len(answers),
         clients=tuple(sorted({*scores.clients, *(client.client_id for client, _ in tasks)})),
-        supernet_bytes=max([scores.supernet_bytes, *(blob.size_bytes for blob in sent)]),
+        supernet_bytes=max([scores.supernet_bytes, *(blob.size_bytes for blob in blobs)]),
     )
-    central = scores.made.scores
+    central = scores.proposed.scores
     if central and scores.weight:
         scores = replace(scores, ranks=(*scores.ranks, kendall_tau(average_scores(scores), central)))
     settled = state.settled.union(task.task_id for client, task in tasks if client.stage == "done")
@@ -281,6 +281,6 @@ def _read_scores(context: RunContext, answer: Evaluated) -> list[float]:
     kind = context.config.training.objective.kind
     if kind.by_accuracy:
         return [score.accuracy for score in answer.scores]
-    # An unbounded loss of one device would decide alone.
+    # An unbounded loss of one device would outweigh all others.
     most = _MOST_GUESSES * kind.guess_loss(context.config.model.class_count, Totals(label_count=0, loss=0.0))
     return [-min(score.loss, most) for score in answer.scores]

@@ -100,7 +100,7 @@ def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Esti
     def estimate(size: Architecture) -> Candidate:
         known = of_objects.get(id(size))
         if known is None:
-            known = of_objects[id(size)] = size, of_sizes(size)  # holding the size keeps its id from being reused
+            known = of_objects[id(size)] = size, of_sizes(size)  # the reference prevents reuse of the size's id
         return known[1]
 
     return estimate
@@ -109,7 +109,7 @@ def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Esti
 def _build_available(
     context: RunContext, state: RunState, client: ClientState, training: TrainingSettings, estimate: Estimate
 ) -> AvailableClient:
-    """A client that has answered, as methods see it."""
+    """A client that has answered, in the form that methods get."""
     last = state.last.get(client.client_id)
     past = None if last is None else _build_last_update(last, estimate)
     size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
@@ -156,9 +156,9 @@ class ExpectedTime:
     """Estimated seconds of a client's part of a round, each 0 if the client reports no pace or link.
 
     Attributes:
-        training_s: of its training, by its reported pace.
-        downlink_s: of the weights to the client, by its reported link in this round.
-        uplink_s: of the update from the client.
+        training_s: seconds of its training, by its reported pace.
+        downlink_s: seconds to send the weights to the client, by its reported link in this round.
+        uplink_s: seconds to receive the update from the client.
     """
 
     training_s: float = 0.0
@@ -172,8 +172,8 @@ def estimate_time(
     """The estimated time of a training.
 
     Args:
-        context: of the run.
-        client: of the client.
+        context: the run context.
+        client: the client's state.
         size: the costs of its submodel; programs, which devices cache, are not counted.
         training: the client's local training.
     """

@@ -1,4 +1,4 @@
-"""What goes into a step of the run, its events, and what comes out of it, its actions: plain data for `coordinator`.
+"""The inputs (events) and outputs (actions) of a step of the run: plain data for `coordinator`.
 
 Every action may be performed twice.
 """
@@ -22,7 +22,7 @@ class AggregationRequest:
 
     Attributes:
         memory: the method's memory.
-        lineages: of the networks of the run.
+        lineages: the lineages of the run's networks.
         brought: networks of the round's clients that are not in a union model yet.
     """
 
@@ -51,7 +51,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoOn:
-    """More is to be decided: take the next step without waiting."""
+    """Take the next step without waiting, because it may decide more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +81,12 @@ class Close:
     """A round is over: record it.
 
     Attributes:
-        result: of its aggregation.
+        result: the result of its aggregation.
         seconds: from its announcement until it was closed.
         exported: programs that were written in it.
         run_attempt: number of this attempt, counted over the whole run.
         failed_attempts: attempts of the round that aggregated nothing.
-        lineages: of the networks that the run had when the round began.
+        lineages: the lineages of the networks that the run had when the round began.
     """
 
     round: int
@@ -104,7 +104,7 @@ class CloseEvaluation:
     """The evaluation by devices after a round is over: record it.
 
     Attributes:
-        lineages: of the networks of the run.
+        lineages: the lineages of the run's networks.
     """
 
     round: int
@@ -118,8 +118,8 @@ class CloseGeneration:
     """A generation of a search between rounds has been scored: record it.
 
     Attributes:
-        round: the round after which the search is.
-        scores: of its paths.
+        round: the round that the search follows.
+        scores: the scores of its paths.
         devices: the scoring by devices; None if the server scored.
     """
 

@@ -1,6 +1,6 @@
 """A round's clients are given sizes, a few in each step, once everything that is needed to choose is there. Pure.
 
-All clients choose from the same sizes, whoever comes first: the search looks for all of them before any is given a size
+All clients choose from the same sizes, whatever their order: the search runs for all of them before any is given a size
 (seconds of arithmetic, beside the loop, on a snapshot of the state), and a program that is written meanwhile counts
 from the next attempt on.
 
@@ -100,8 +100,8 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
     """Search sizes for all clients that wait for one; if that was done in this attempt, only restore the searches.
 
     Args:
-        context: of the run.
-        state: with the cost estimates of all targets.
+        context: the run context.
+        state: the state with the cost estimates of all targets.
     """
     method = context.roles.assigner.search
     if method is None:
@@ -130,7 +130,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         new += sizes
         searches = {target: search.learn(sizes) for target, search in searches.items()}
     handed = {target: search.with_estimates(estimates[target]) for target, search in searches.items()}
-    written = (one.program for key, one in state.written.items() if key not in state.live.written_estimates)
+    written = (entry.program for key, entry in state.written.items() if key not in state.live.written_estimates)
     unpriced = (program for program in written if program.target in estimates)
     return SearchResult(
         sizes=tuple(new),
@@ -141,7 +141,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
 
 def _get_search(context: RunContext, state: RunState, method: SizeSearch, target: str) -> Search:
     """The search of a target, which knows the pool."""
-    known = state.live.searches.get(target)  # it knows the whole pool, which grows only here
+    known = state.live.searches.get(target)  # its pool is complete, since only this function extends it
     if known is not None:
         return known
     return method.start(context.network, get_estimates(context, state, target), target).learn(state.pool)
@@ -172,9 +172,11 @@ def send_scoring(
     budget, width = client.offer.budget, client.offer.packing_width
     planned = {size: compute_peak_bytes(size.planned_peak_bytes, size.packings, width) for size in candidates}
     fitting = [candidate for candidate, size_bytes in planned.items() if size_bytes <= budget.memory_bytes]
-    if budget.disk_bytes is not None:  # the smallest ones, as many as fit together
-        taken = accumulate(candidate.program.blob.size_bytes + candidate.weights.size_bytes for candidate in fitting)
-        fitting = fitting[: sum(taken_bytes <= budget.disk_bytes for taken_bytes in taken)]
+    if budget.disk_bytes is not None:  # as many of the smallest ones as fit together
+        sums_bytes = accumulate(
+            candidate.program.blob.size_bytes + candidate.weights.size_bytes for candidate in fitting
+        )
+        fitting = fitting[: sum(taken_bytes <= budget.disk_bytes for taken_bytes in sums_bytes)]
     if len(fitting) < _LEAST:
         return assign_client(context, state, client)
     task = build_score_task(context, state, client, {candidate: planned[candidate] for candidate in fitting}, now_s)
@@ -201,8 +203,8 @@ def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outc
     late = [client for client in waiting if client.client_id not in awaited]
     if not late:
         return state, ()
-    asked = [client.client_id for client in late if client.task is not None]
-    state = record_missing(state, asked, "scores", most=None if has_scores(state) else 1)
+    late_ids = [client.client_id for client in late if client.task is not None]
+    state = record_missing(state, late_ids, "scores", most=None if has_scores(state) else 1)
     clients, actions = dict(state.clients), list[Action]()
     for client in late:
         clients[client.client_id], more = assign_client(context, state, replace(client, proposals=(), task=None))

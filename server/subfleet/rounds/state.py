@@ -53,8 +53,8 @@ from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
 
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 Lasts = Literal["passing", "unclear", "lasting"]
-"""Whether another attempt has the same outcome: "lasting" has, since nothing that decides it changes between attempts;
-"passing" may not, since budgets change; "unclear" has if the device gives the same reason again."""
+"""Whether another attempt has the same outcome: "lasting" means yes, since its causes do not change between attempts;
+"passing" means maybe not, since budgets change; "unclear" means yes if the device gives the same reason again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,13 @@ class Offer:
 
     Attributes:
         runtime: the program target that it runs.
-        packing_width: of its kernels.
+        packing_width: the packing width of its kernels.
         macs_per_s: multiply-accumulates per second in training; None is unknown.
         budget: the most that a task may cost it now.
-        lasting: the budget that its replayed log has for most of its time; None if it reported none.
+        lasting: the budget that its replayed log offers for most of its time; None if it reported none.
         memory_free_bytes: free memory as the device reported it.
         memory_budget_bytes: memory for training, within the limits of the run.
-        sample_count: of its data; its update counts no more samples.
+        sample_count: samples in its data; its update counts no more samples.
         class_counts: samples of each of the run's classes in its data.
         data_warning: how its inputs differ from the evaluation data; empty if they do not, as far as is known.
         telemetry_id: id of the message with its telemetry.
@@ -193,7 +193,7 @@ class ClientState:
 
     @property
     def participant(self) -> Participant | None:
-        """The client with its submodel, as methods see it; None before one is chosen."""
+        """The client with its submodel, in the form that methods get; None before one is chosen."""
         if self.given is None:
             return None
         return Participant(
@@ -207,7 +207,7 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """A client is excluded up to and including a round, and why."""
+    """The exclusion of a client up to and including a round, with its reason."""
 
     until_round: int
     reason: str
@@ -215,12 +215,12 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierDetection:
-    """What the outlier detection knows from earlier rounds.
+    """The results of earlier rounds that the outlier detection uses.
 
     Attributes:
-        loss: of the model of the last closed round; None before there is one.
+        loss: the loss of the model of the last closed round; None before there is one.
         changes: the usual change of each of the last closed rounds.
-        spoiled: attempts of the open round that diverged, whichever updates were left out.
+        spoiled: diverged attempts of the open round, whichever updates were left out.
         excluded: the clients that are excluded for now.
     """
 
@@ -258,10 +258,10 @@ class RunState:
         disks: by client, the bytes that it reported as free when it last refused a task for its disk, until it
             restarts.
         brought: by client, digests of all networks of its own that it has declared.
-        outliers: what the outlier detection knows from earlier rounds.
+        outliers: the results of earlier rounds that the outlier detection uses.
         memory: the method's memory; None until something was added to its initial one, see `get_memory`.
-        lineages: of all networks of the run, in the order in which they appeared; empty if there was only the first,
-            see `networks`.
+        lineages: the lineages of all networks of the run, in the order in which they appeared; empty if there was only
+            the first, see `networks`.
         settled: ids of the accepted tasks of the last closed round and of its evaluation, to answer repeated messages.
         evaluated: the last evaluation by each client, see `evaluating`.
     """
@@ -328,6 +328,6 @@ class RunState:
         return self.enter(Failed(why=why), now_s)
 
     def restart(self, now_s: float) -> "RunState":
-        """The state for a server that starts now: it has heard no client, and deadlines start anew."""
+        """The state for a server that starts now: it has heard no client, and deadlines restart."""
         members = PersistentMap({name: FleetMember(noted_s=now_s) for name in self.profiles})
         return replace(self, live=LiveState(members=members, entered_s=now_s, opened_s=now_s))

@@ -25,7 +25,7 @@ BATCHES = 2
 
 
 def request_task(state: RunState, client: ClientState) -> work.ClientRequest | None:
-    """Request what the next task of a client needs; None if the client waits for no task."""
+    """Request the inputs of a client's next task; None if the client waits for no task."""
     target = client.offer.runtime
     if client.stage == "scoring" and client.task is None:
         return work.ScoringRequest(client_id=client.client_id, round=state.round, target=target, sizes=client.proposals)
@@ -51,7 +51,12 @@ def request_tasks(state: RunState, clients: Iterable[ClientState]) -> tuple[work
 
 
 def build_train_task(
-    context: RunContext, state: RunState, client: ClientState, made: work.PreparedTask, planned_bytes: int, now_s: float
+    context: RunContext,
+    state: RunState,
+    client: ClientState,
+    prepared: work.PreparedTask,
+    planned_bytes: int,
+    now_s: float,
 ) -> Task:
     """The task that trains a client's submodel, or calibrates its norms in a round that calibrates."""
     if client.given is None:
@@ -72,7 +77,7 @@ def build_train_task(
             paths=client.given.paths,
         )
     task_id = f"{_name_attempt(context, state)}/{client.client_id}/{client.attempt}"
-    submodels, limit_s = (_submodel(context, client, made),), get_limit_s(context, "training")
+    submodels, limit_s = (_submodel(context, client, prepared),), get_limit_s(context, "training")
     return _build_task(context, state, client, content, submodels, planned_bytes, now_s, task_id, limit_s)
 
 
@@ -86,8 +91,8 @@ def _list_sent(context: RunContext, trainee: Trainee) -> tuple[str, ...]:
     """Names of the tensors with changes that the client sends, in order; empty if it sends all."""
     if context.roles.training.sends is None:
         return ()
-    sent = context.roles.training.sends(trainee)
-    return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
+    names = context.roles.training.sends(trainee)
+    return () if names >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in names)
 
 
 def build_score_task(
@@ -96,9 +101,9 @@ def build_score_task(
     """The task that scores candidates.
 
     Args:
-        context: of the run.
-        state: of the run.
-        client: of the client.
+        context: the run context.
+        state: the run's state.
+        client: the client's state.
         planned_bytes: planned memory of each candidate, from the smallest candidate to the largest.
         now_s: monotonic time.
     """
@@ -135,20 +140,25 @@ def derive_score_training(training: TrainingSettings) -> TrainingSettings:
 
 
 def build_evaluate_task(
-    context: RunContext, state: RunState, client: ClientState, made: work.PreparedTask, planned_bytes: int, now_s: float
+    context: RunContext,
+    state: RunState,
+    client: ClientState,
+    prepared: work.PreparedTask,
+    planned_bytes: int,
+    now_s: float,
 ) -> Task:
     """The task that evaluates a client's submodel after a round, or the paths of a generation."""
     training = context.training(state.round)
     batch_size, objective = training.program_batch_size, training.objective
     scores, name = state.live.scores, "evaluate"
-    if scores is not None and scores.made.generation is not None:
-        name = f"generation{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
-        paths = scores.made.generation.paths
+    if scores is not None and scores.proposed.generation is not None:
+        name = f"generation{state.generations + 1}.{scores.closed}.{scores.proposed.ticket}"
+        paths = scores.proposed.generation.paths
         settings = EvaluationSettings(batch_size=batch_size, population=paths, objective=objective.name)
     else:
         per_class = context.config.evaluation.per_class or objective.kind.by_class
         settings = EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
-    content, submodels = Evaluate(settings=settings), (_submodel(context, client, made),)
+    content, submodels = Evaluate(settings=settings), (_submodel(context, client, prepared),)
     task_id, limit_s = f"{context.run_id}/r{state.round}/{client.client_id}/{name}", get_limit_s(context, "evaluation")
     return _build_task(context, state, client, content, submodels, planned_bytes, now_s, task_id, limit_s)
 
@@ -159,14 +169,14 @@ def build_deploy_task(
     """The task that sends a client its own models."""
     architecture = client.architecture or context.space[0]
     submodels = tuple(TaskSubmodel(architecture=architecture, program=model) for model in models)
-    task_id = f"{context.run_id}/deploy/{client.client_id}/{state.round}"  # a run that is extended deploys again
+    task_id = f"{context.run_id}/deploy/{client.client_id}/{state.round}"  # an extended run deploys again
     limit_s = context.config.deadlines.deploy_s
     return _build_task(context, state, client, Deploy(), submodels, 0, now_s, task_id, limit_s)
 
 
-def _submodel(context: RunContext, client: ClientState, made: work.PreparedTask) -> TaskSubmodel:
+def _submodel(context: RunContext, client: ClientState, prepared: work.PreparedTask) -> TaskSubmodel:
     architecture = client.architecture or context.space[0]
-    return TaskSubmodel(architecture=architecture, program=made.program, weights=made.weights)
+    return TaskSubmodel(architecture=architecture, program=prepared.program, weights=prepared.weights)
 
 
 def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of work

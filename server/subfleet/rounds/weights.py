@@ -10,7 +10,7 @@ from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.state import ClientState
 
 _TIMES, _MOST = 3.0, 0.5
-"""A client's largest fraction of a round: times an equal fraction, and at most."""
+"""A client's largest fraction of a round: this multiple of an equal fraction, and this maximum."""
 
 Weigh = Callable[[Update], float]
 """The weight that a method gives an update, above 0."""
@@ -22,8 +22,8 @@ class Weight:
 
     Attributes:
         counted: its weight in the mean.
-        share: of the weights of all updates of the round, 0 to 1.
-        lowered: why it counts less than it claims; empty if it counts in full.
+        share: its fraction of the weights of all updates of the round, 0 to 1.
+        lowered: why it counts less than the client claims; empty if it counts in full.
     """
 
     counted: float
@@ -36,7 +36,7 @@ def limit_client_fraction(configured: float | None, count: int) -> float:
 
     Args:
         configured: `Run.max_client_fraction`; None is three times an equal fraction, and half of the round at most.
-        count: updates of the round.
+        count: number of updates of the round.
     """
     return min(_MOST, _TIMES / max(count, 1)) if configured is None else configured
 
@@ -52,7 +52,7 @@ def weigh_round(
 
     Args:
         weigh: the method's weight of an update.
-        clients: with the updates that are aggregated.
+        clients: the clients with the updates that are aggregated.
         max_client_fraction: see `limit_client_fraction`; `find_fraction_limit` describes its effect.
     """
     share = limit_client_fraction(max_client_fraction, len(clients))
@@ -82,7 +82,7 @@ def find_fraction_limit(weights: Iterable[float], max_fraction: float) -> Fracti
     arithmetic is exact and independent of the order of the weights.
 
     Args:
-        weights: of all updates of the round, finite; weights of 0 do not count.
+        weights: the weights of all updates of the round, finite; weights of 0 do not count.
         max_fraction: above 0 and at most 1, read as the decimal number that it is written as. If even equal weights
             exceed it, all are lowered to the smallest.
 
@@ -108,7 +108,7 @@ def count_samples(client: ClientState) -> int:
 
 
 def _bound(client: ClientState) -> tuple[Update, str]:
-    """A client's update with no more samples than its profile allows in a round, and what was wrong with it."""
+    """A client's update, limited to the samples that its profile allows in a round, and the reason if it was."""
     if client.update is None:
         raise ValueError(f"client {client.client_id} has no update")
     claimed, known = client.update.sample_count, client.offer.sample_count

@@ -83,7 +83,7 @@ class CostRequest:
     """Estimate the memory of all sizes of a network on a target. Results in `MemoryEstimates`, from the planner.
 
     Attributes:
-        lineage: of the network; None for the run's first network.
+        lineage: the network's lineage; None for the run's first network.
     """
 
     target: str
@@ -91,7 +91,7 @@ class CostRequest:
 
     @property
     def key(self) -> str:
-        """Unique in a run: the target, after the network's id unless that is the first network."""
+        """A key that is unique in a run: the target, after the network's id unless it is the first network."""
         return self.target if self.lineage is None or not self.lineage.id else f"{self.lineage.id}/{self.target}"
 
 
@@ -157,8 +157,8 @@ class ModelFile:
     Attributes:
         file: its path.
         max_abs_diff: largest difference from PyTorch; None if the exporter did not report it.
-        quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
-        float_accuracy: of the same model in float32, on the same samples.
+        quantised_accuracy: accuracy of a model in 8-bit integers, on evaluation samples; else None.
+        float_accuracy: accuracy of the same model in float32, on the same samples.
     """
 
     target: str
@@ -197,7 +197,7 @@ class ProposedGeneration:
 
     Attributes:
         generation: None if nothing is left to propose.
-        scores: of its paths, by the server; empty if devices score and the server has no validation samples.
+        scores: the scores of its paths, by the server; empty if devices score and the server has no validation samples.
         ticket: distinguishes its scoring tasks from those of an earlier server process.
     """
 
@@ -211,13 +211,14 @@ class AggregatedRound:
     """The next model, which is on disk; it counts once the round is closed.
 
     Attributes:
-        accuracy: of the new model on the evaluation data, as are loss and metrics; None if the task has no accuracy.
-        model: the model that these describe.
+        accuracy: accuracy of the new model on the evaluation data; None if the task has none. `loss` and `metrics` are
+            for the same model and data.
+        model: the evaluated model.
         refused: clients whose updates could not be aggregated, and why.
         observation: the method's observation of the updates, see `Memory.observe`.
-        lineages: of the networks of the run, after the round.
-        model_bytes: of all tensors that the server keeps for the next round.
-        metrics: of its kind of task, by name, without accuracy.
+        lineages: the lineages of the run's networks, after the round.
+        model_bytes: bytes of all tensors that the server keeps for the next round.
+        metrics: the metrics of its kind of task, by name, without accuracy.
         guess_loss: the loss of guessing without the inputs; None if it follows from the number of classes.
     """
 

@@ -30,8 +30,8 @@ def list_absences(context: RunContext, state: RunState, now_s: float, now: float
             continue
         client, reason = state.clients.get(name), explain_away(context, member, now_s)
         kind, seen_s = "silent", member.heard_s
-        if member.gone:
-            kind, seen_s = member.gone, member.noted_s
+        if member.departure:
+            kind, seen_s = member.departure, member.noted_s
         elif member.heard_s is None:
             kind = "unheard"
         elif not reason and client is not None and client.stage == "refused":

@@ -143,7 +143,7 @@ def test_a_client_that_claims_any_loss_is_worth_no_more_than_the_quantile() -> N
     honest=st.lists(st.floats(0, 1e6), min_size=2, max_size=20),
     lies=st.lists(st.one_of(st.floats(-1e30, 1e30), st.just(1e300)), max_size=9),
 )
-def test_what_is_believed_is_of_the_honest_while_they_are_more(honest: list[float], lies: list[float]) -> None:
+def test_claims_are_bounded_by_honest_ones_while_these_are_the_majority(honest: list[float], lies: list[float]) -> None:
     lies = lies[: (len(honest) - 1) // 2]
     most = bound_claims([*honest, *lies])
     assert min(honest) <= most <= max(honest) + 3 * 1.4826 * (max(honest) - min(honest)) + 1e-6
@@ -165,7 +165,7 @@ def test_one_liar_moves_a_trimmed_mean_no_further_than_the_honest_are(
 @pytest.mark.parametrize("kind", [Oort(model="smallest"), PowerOfChoice(), PyramidFL(oort=Oort(model="smallest"))])
 @pytest.mark.parametrize("claim", ["loss", "samples", "both"])
 def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any, count: int, claim: str) -> None:
-    """One of 20 clients claims a loss of 1e30 or 2^40 samples: in 40 rounds it gets 1.5 times its turn, and draws."""
+    """One of 20 clients claims a loss of 1e30 or 2^40 samples: it is chosen 1.5 times its turn, plus random draws."""
     roles, last, chance = kind.roles(), dict[str, LastUpdate](), random.Random(count)
     memory, times, names = roles.memory.initial, Counter[str](), [f"c{index:02d}" for index in range(20)]
     loss, samples = (1e30 if claim != "samples" else 1.0), (2**40 if claim != "loss" else 10)
@@ -214,7 +214,7 @@ def _count_selections(rounds: range, takes_part: Callable[[int, bool], bool], *,
     "takes_part",
     [lambda number, barred: True, lambda number, barred: not barred, lambda number, barred: number % 2 == 0],
 )
-def test_who_stays_away_or_comes_late_has_no_more_turns(takes_part: Callable[[int, bool], bool]) -> None:
+def test_an_absent_or_late_client_has_no_more_turns(takes_part: Callable[[int, bool], bool]) -> None:
     """With 2 of 40 clients per round, 1.5 turns in 40 rounds are 3, whichever rounds these are."""
     assert _count_selections(range(1, 201), takes_part, count=2, known=40) <= 3
     assert _count_selections(range(101, 140), takes_part, count=2, known=40) <= 3
@@ -247,7 +247,7 @@ def test_the_share_that_explores_falls_to_its_least(round_number: int, explored:
     assert set(selection.memory.exploiting) == {name for name in selection.clients if name.startswith("known")}
 
 
-def test_fast_clients_are_explored_rather() -> None:
+def test_fast_clients_are_explored_more_often() -> None:
     new = [make_client(f"c{index}", training_s=1.0 if index < 5 else 50.0) for index in range(10)]
     counts = Counter(
         name for seed in range(200) for name in OORT.select(context_with(*new, count=3, seed=seed)).clients
@@ -255,7 +255,7 @@ def test_fast_clients_are_explored_rather() -> None:
     assert min(counts[f"c{index}"] for index in range(5)) > 5 * max(counts[f"c{index}"] for index in range(5, 10))
 
 
-def test_those_close_to_the_best_are_drawn_and_no_others() -> None:
+def test_only_clients_close_to_the_best_are_drawn() -> None:
     known = [make_client(f"c{index}", past(10.0 - index)) for index in range(10)]
     strict = replace(OORT, cutoff=1.0, least_exploration=0.0, exploration=0.0, clip=1.0)
     for seed in range(20):

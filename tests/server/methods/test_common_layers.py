@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("sharing", SHARINGS)
 def list_averaged(
     context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, number: int = 1
 ) -> set[str]:
-    """Return the tensors of a client that changed by something else than its own update."""
+    """Return the tensors of a client that changed by anything other than its own update."""
     received, trained = (
         extract(context.network, context.space[client.size], view_model(context, s, client)) for s in (before, after)
     )
@@ -34,7 +34,7 @@ def list_averaged(
     }
 
 
-def whole_and_shallow(context: RunContext) -> tuple[int, int]:
+def find_whole_and_shallow(context: RunContext) -> tuple[int, int]:
     """Return the indices of the whole network and of the same network without its last block."""
     whole = len(context.space) - 1
     blocks = context.space[whole].blocks[:-1]
@@ -46,7 +46,7 @@ def test_flexifed_averages_more_the_further_it_shares(tmp_path: Path) -> None:
     averaged: dict[str, list[set[str]]] = {}
     for sharing in SHARINGS:
         context = make_context(FlexiFed(sharing=sharing))
-        whole, shallow = whole_and_shallow(context)
+        whole, shallow = find_whole_and_shallow(context)
         clients = [DrawnClient(name=name, size=size) for name, size in (("a", whole), ("b", whole), ("c", shallow))]
         state = draw_state(context.network)
         aggregated = play(context, state, clients, tmp_path).state
@@ -86,9 +86,9 @@ def test_with_other_first_layers_it_is_standalone(sharing: Sharing, tmp_path: Pa
         assert have_same_bits(view_model(context, shared, client), view_model(reference, alone, client))
 
 
-def test_who_comes_later_with_another_architecture_takes_nothing_from_the_others(tmp_path: Path) -> None:
+def test_a_later_client_with_another_architecture_takes_nothing_from_the_others(tmp_path: Path) -> None:
     context = make_context(FlexiFed(sharing="basic"))
-    whole, _ = whole_and_shallow(context)
+    whole, _ = find_whole_and_shallow(context)
     a, b, absent = (DrawnClient(name=name, size=whole) for name in ("a", "b", "absent"))
     narrow = DrawnClient(name="narrow", size=0)
     first = play(context, draw_state(context.network), [a, b, absent], tmp_path, 1).state
@@ -106,7 +106,7 @@ def test_who_comes_later_with_another_architecture_takes_nothing_from_the_others
     }
 
 
-def test_methods_whose_copies_do_not_go_by_sizes_remember_none(tmp_path: Path) -> None:
+def test_methods_with_copies_not_grouped_by_sizes_store_no_sizes(tmp_path: Path) -> None:
     for method in (FlexiFed(sharing="max"), FedAvg()):
         context = make_context(method)
         aggregated = play(context, draw_state(context.network), [DrawnClient(name="a", size=0)], tmp_path).state

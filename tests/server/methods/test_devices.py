@@ -129,13 +129,13 @@ RULES = {rule.TYPE: rule for rule in (CoordinateMedian(), MultiKrum(), NormClipp
 
 
 @pytest.mark.parametrize("name", mostly_long(RULES, "multi_krum", "coordinate_median"))
-def test_so_it_is_with_every_merge(name: str, other_device: torch.device, tmp_path: Path) -> None:
+def test_every_robust_rule_aggregates_where_the_model_is(name: str, other_device: torch.device, tmp_path: Path) -> None:
     assert RULES.keys() == ROBUST_AGGREGATIONS.keys()
     check(make_context(HeteroFL(), robust_aggregation=RULES[name]), other_device, tmp_path, exact=False)
 
 
 @pytest.mark.parametrize("name", mostly_long(SERVER_OPTIMISERS, "fedadam"))
-def test_so_it_is_with_every_server_optimiser(name: str, other_device: torch.device, tmp_path: Path) -> None:
+def test_every_server_optimiser_steps_where_the_model_is(name: str, other_device: torch.device, tmp_path: Path) -> None:
     check(
         make_context(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()),
         other_device,
@@ -145,7 +145,7 @@ def test_so_it_is_with_every_server_optimiser(name: str, other_device: torch.dev
 
 
 @pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
-def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, other_device: torch.device) -> None:
+def test_a_model_is_used_evaluated_and_scored_where_it_is(norms: Any, other_device: torch.device) -> None:
     context = make_context(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
     inputs = torch.randn(40, *MODEL.input_shape, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(40) % MODEL.class_count
@@ -165,7 +165,7 @@ def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, other_device:
 
 @pytest.mark.parametrize("share", mostly_long(["transform", "crop"], "transform"))
 def test_networks_grow_and_share_where_the_model_is(share: Any, other_device: torch.device, tmp_path: Path) -> None:
-    """Wider and deeper ones, with noise, in both directions."""
+    """Networks become wider and deeper, with noise, and share in both directions."""
     method = replace(METHOD, share=share, large_to_small=True, noise=0.1, alpha=0.0)
     (here, lineages), (there, same) = (family(method, tmp_path / str(device), device) for device in (CPU, other_device))
     assert lineages == same
@@ -209,7 +209,7 @@ def test_a_second_device_refuses_what_an_accelerator_refuses() -> None:
             local[torch.tensor([1], device=there)]
 
 
-def test_a_run_on_an_accelerator_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_accelerator_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"device is 'cuda', but PyTorch .* finds no GPU here"):
         compute_device("cuda")

@@ -56,7 +56,7 @@ def test_every_method_with_a_size_as_its_parameter_is_tried() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str, tmp_path: Path) -> None:
+def test_a_round_evaluates_the_trained_model_that_the_checkpoint_holds(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
     context = make_context(method, **changes)
     first, samples, clients = draw_state(context.network), draw_samples(context.network), _make_small_clients(context)
@@ -106,7 +106,7 @@ def test_submodels_that_together_are_the_whole_network_make_it_the_model(tmp_pat
     assert aggregated.model == context.network.full_architecture()
 
 
-def test_a_model_whose_parts_clients_train_in_turn_tells_what_nobody_has_trained_yet(tmp_path: Path) -> None:
+def test_a_model_trained_in_parts_reports_its_untrained_fraction(tmp_path: Path) -> None:
     context = make_context(FedRolex())
     model = _evaluate_round(context, [DrawnClient(name="a", size=0)], tmp_path)
     assert model.kind == "whole"
@@ -129,7 +129,7 @@ def test_what_is_nearly_all_trained_is_not_reported_as_trained() -> None:
         ("fedtrans", "each with the network that it has"),
     ],
 )
-def test_models_that_clients_have_are_told_as_a_mean(name: str, words: str, tmp_path: Path) -> None:
+def test_models_of_clients_are_reported_as_a_mean(name: str, words: str, tmp_path: Path) -> None:
     context = make_context(METHODS[name]())
     model = _evaluate_round(context, _make_small_clients(context, 2), tmp_path)
     assert model.description == f"the mean of 2 devices, {words}"

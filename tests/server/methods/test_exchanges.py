@@ -131,7 +131,7 @@ def test_two_clients_of_one_size_receive_their_own_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex", "nefl"])
-def test_what_is_cut_from_a_submodel_in_its_place_is_the_submodel(name: str) -> None:
+def test_extracting_an_embedded_submodel_gives_the_submodel(name: str) -> None:
     context = make_context(QUICK[name])
     state = draw_state(context.network).shared
     for size in context.space:

@@ -64,26 +64,26 @@ def play_rounds(
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.TYPE)
-def test_who_never_answers_is_chosen_no_more_often_than_its_turn(kind: Any, count: int) -> None:
+def test_a_silent_client_is_chosen_no_more_often_than_its_turn(kind: Any, count: int) -> None:
     """Oort selects it in one round of eleven, Power-of-choice 1.5 times as often as if all took turns."""
     times = Counter(name for names in play_rounds(kind, silent={"c07"}, count=count)[0] for name in names)
     assert 1 <= times["c07"] <= (1.5 * 40 * count / 20 + 1 if isinstance(kind, PowerOfChoice) else 4)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.TYPE)
-def test_some_who_never_answer_leave_every_round_to_others(kind: Any) -> None:
+def test_silent_clients_leave_room_for_others_in_every_round(kind: Any) -> None:
     silent = {"c03", "c07", "c11"}
     for names in play_rounds(kind, silent=silent)[0]:
         assert set(names) - silent
 
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.TYPE)
-def test_where_nobody_answers_all_are_explored_before_any_is_again(kind: Any) -> None:
+def test_where_no_client_answers_all_are_explored_before_any_is_explored_again(kind: Any) -> None:
     chosen, _ = play_rounds(kind, silent=NAMES)
     assert {name for names in chosen[:4] for name in names} == set(NAMES)
 
 
-def test_who_was_explored_waits_for_ten_rounds() -> None:
+def test_an_explored_client_waits_for_ten_rounds() -> None:
     chosen, memory = play_rounds(OORT, silent={"c07"}, rounds=60)
     rounds = [number for number, names in enumerate(chosen, start=1) if "c07" in names]
     assert [later - earlier for earlier, later in pairwise(rounds)] == [11] * (len(rounds) - 1)
@@ -93,7 +93,7 @@ def test_who_was_explored_waits_for_ten_rounds() -> None:
     )
 
 
-def test_who_waits_is_explored_where_there_are_no_others() -> None:
+def test_waiting_clients_are_explored_where_there_are_no_others() -> None:
     memory = OortMemory(percentile=30.0, explorations={"ada": 4, "bob": 4})
     clients = (make_client("ada"), make_client("bob"), make_client("cyd", past(3)))
     for count, expected in ((1, {"cyd"}), (3, {"ada", "bob", "cyd"}), (0, {"ada", "bob", "cyd"})):

@@ -115,7 +115,7 @@ def test_a_client_alone_computes_in_all_rounds_what_it_did_after_the_first(tmp_p
         )
 
 
-def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path) -> None:
+def test_a_layer_that_a_client_lacks_counts_only_if_configured(tmp_path: Path) -> None:
     """It counts as the identity, with a last layer of zeros; otherwise the layer is left to the other clients."""
     client = DrawnClient(name="ada", size=0)
     modes: tuple[Literal["keep", "identity"], ...] = ("keep", "identity")
@@ -217,7 +217,7 @@ def test_its_parameters_are_checked_where_they_are_read(changes: dict[str, str])
         from_plain(FedADP, {"type": "fedadp", **changes})
 
 
-def test_in_turn_clients_of_one_architecture_are_averaged_as_if_they_were_alone(tmp_path: Path) -> None:
+def test_cyclic_copies_average_clients_of_one_architecture_as_if_they_were_alone(tmp_path: Path) -> None:
     """With cyclic copies, both clients' neurons have the same copies; with drawn ones, neurons are mixed."""
     distances = {}
     for copies in ("cyclic", "drawn"):
@@ -234,7 +234,7 @@ def test_in_turn_clients_of_one_architecture_are_averaged_as_if_they_were_alone(
     assert distances["drawn"] > 0.01
 
 
-def test_copies_in_turn_of_copies_in_turn_are_the_same() -> None:
+def test_cyclic_copies_of_cyclic_copies_are_cyclic_copies() -> None:
     network = network_of(replace(PLAIN, widths=(16, 24)))
     middle = network_of(replace(PLAIN, widths=(8, 12)))
     whole = {name: torch.randn(decl.shape) for name, decl in network.tensors.items()}

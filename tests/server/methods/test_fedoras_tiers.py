@@ -153,7 +153,7 @@ def test_fine_tuning_has_rates_of_its_own_that_fall_to_a_tenth() -> None:
     assert context.roles.training.for_round(settings, 6).epochs == 3
 
 
-def test_a_search_comes_once_behind_the_last_round_of_the_supernet() -> None:
+def test_a_search_is_due_once_after_the_last_round_of_the_supernet() -> None:
     search = context_of(supernet_rounds=7).roles.networks.path_search
     assert search is not None
     assert [number for number in range(12) if search.is_due(TierMemory(), number)] == [7]

@@ -170,7 +170,7 @@ def test_exactly_the_cells_that_move_most_are_changed(
     assert context.carried_by(born)
 
 
-def test_cells_at_random_are_as_many_others() -> None:
+def test_random_cells_are_as_many_but_different() -> None:
     moves = {"section0.block1": 0.2, "section1.block1": 0.19}
     drawn = set()
     for number in range(12):
@@ -210,7 +210,7 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
     [
         ({"beta": -1.0}, {}, True),
         ({"gamma": 2}, {}, True),  # too few rounds yet
-        ({}, {}, False),  # nobody could train it
+        ({}, {}, False),  # no client could train it
         ({}, {"losses": ()}, True),
     ],
 )

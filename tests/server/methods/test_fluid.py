@@ -82,7 +82,7 @@ def test_nobody_is_slow_before_two_have_trained_the_whole_model() -> None:
     assert compute_shares(FluidMemory(), ada=5.0, bob=None) == {}
 
 
-def test_a_straggler_is_one_by_what_the_whole_model_took_it_however_fast_its_submodel_is() -> None:
+def test_a_client_stays_a_straggler_by_its_time_for_the_whole_model() -> None:
     memory = FluidMemory(whole_s={"bob": 30.0})
     context = context_with(memory, ada=10.0, bob=4.0)
     fast = tuple(
@@ -108,7 +108,7 @@ def assign(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> Archite
     return candidate.architecture
 
 
-def test_whoever_is_not_slow_has_the_whole_model_and_whoever_is_has_its_share() -> None:
+def test_stragglers_have_their_share_of_the_model_and_others_the_whole() -> None:
     memory = FluidMemory(shares={"bob": 0.5})
     assert assign(memory, "ada") == WHOLE
     half = dict(assign(memory, "bob").axes)
@@ -128,7 +128,7 @@ def test_a_share_that_is_rounded_to_a_size_of_another_name_is_that_size(share: f
     assert all(sizes[name] == least[name] for name, axis in own.items() if axis.kind not in ("class", "kernel"))
 
 
-def test_whoever_cannot_carry_the_whole_model_trains_what_it_carries() -> None:
+def test_a_client_that_cannot_carry_the_whole_model_trains_what_it_can() -> None:
     budget = CONTEXT.first.candidates[-1].training_memory_bytes["onnx"] - 1
     assert assign(FluidMemory(), "ada", budget) == CONTEXT.space[-2]
 
@@ -151,7 +151,7 @@ def place_left_out(memory: FluidMemory, size: Architecture, seed: int = 0) -> di
     return left_out
 
 
-def test_invariant_neurons_are_left_out_first_and_those_of_before_before_all() -> None:
+def test_invariant_neurons_are_left_out_first_and_earlier_ones_before_all() -> None:
     size = assign(FluidMemory(shares={"bob": 0.5}), "bob")
     name = "section1.block0.inner"
     axis = CONTEXT.network.axes[name]
@@ -264,7 +264,7 @@ def test_thresholds_begin_with_the_smallest_change_and_grow_until_enough_are_inv
     assert memory.shares == {}
 
 
-def test_a_round_that_found_nothing_leaves_what_was_known() -> None:
+def test_a_round_without_observations_leaves_the_memory_unchanged() -> None:
     remember: Any = METHOD.roles().memory.remember
     memory = FluidMemory(changes={"inner": (1.0, 2.0)}, thresholds={"inner": 1.5}, whole_s={"ada": 2.0})
     assert remember(memory, close_round(4, None)) == replace(memory, shared_indices={})
@@ -278,7 +278,7 @@ def test_what_stragglers_kept_is_remembered() -> None:
     assert remember(memory, close_round(4, (1.0,), **trained)).shared_indices == {"inner": (1, 4)}
 
 
-def test_what_is_found_in_a_round_comes_with_the_aggregated_model(tmp_path: Path) -> None:
+def test_observations_of_a_round_come_with_the_aggregated_model(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     clients = [
         store_update(CONTEXT, DrawnClient(name=name, size=len(CONTEXT.space) - 1), blobs) for name in ("ada", "bob")

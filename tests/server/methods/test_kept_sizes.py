@@ -15,7 +15,7 @@ FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], i
 
 
 @FIXED
-def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(method: AnyMethod) -> None:
+def test_a_lasting_size_depends_on_the_log_and_not_on_the_first_reading(method: AnyMethod) -> None:
     context = make_context(method)
     assign, needs = (
         context.roles.assigner.assign,
@@ -43,7 +43,7 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
 
 
 @FIXED
-def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_size_for_good(method: AnyMethod) -> None:
+def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_lasting_size(method: AnyMethod) -> None:
     context = make_context(method)
     first = context.roles.assigner.assign(
         replace(make_assignee(context, "a"), lasting=Budget(memory_bytes=2**40))
@@ -55,7 +55,7 @@ def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_size_for
     assert second.order < first.order
 
 
-def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_largest() -> None:
+def test_fedfa_scores_a_size_only_if_its_weights_fit_beside_those_of_the_largest() -> None:
     context = make_context(FedFA(choice="score", proposals=2))
     propose = context.roles.assigner.propose
     assert propose is not None
@@ -66,7 +66,7 @@ def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_larg
         assert propose(replace(make_assignee(context, "a"), budget=budget)) == expected
 
 
-def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
+def test_fedfa_scores_only_sizes_that_the_log_has_room_for() -> None:
     context = make_context(FedFA(choice="score", proposals=16))
     propose = context.roles.assigner.propose
     assert propose is not None

@@ -21,7 +21,7 @@ METHODS = {**QUICK, "fedfa": FedFA(grafting=False), "fedfa of widths": FedFA(dep
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_sizes_and_places_are_submodels_and_nobody_trains_and_nothing_moves(name: str, tmp_path: Path) -> None:
+def test_sizes_are_submodels_and_untrained_elements_do_not_change(name: str, tmp_path: Path) -> None:
     contract = MethodContract()
     contract.method, contract.model = METHODS[name], MODEL
     contract.test_placed_submodels_keep_their_size()

@@ -52,7 +52,7 @@ PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings()
         (FedFA(fidelity="paper", choice="declared"), Setting()),
     ],
 )
-def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Setting) -> None:
+def test_a_method_as_in_its_paper_is_exact(method: AnyMethod, setting: Setting) -> None:
     assert join_departures(list_departures(method, setting)) == "exact"
 
 
@@ -130,7 +130,7 @@ def test_a_departure_from_the_paper_is_described(method: AnyMethod, setting: Set
         (PUBLISHED, Setting(techniques=Techniques(distillation=DistillationSettings(iterations=0))), "learning rate"),
     ],
 )
-def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, setting: Setting, never: str) -> None:
+def test_a_setting_as_in_the_paper_is_no_departure(method: AnyMethod, setting: Setting, never: str) -> None:
     assert never not in join_departures(list_departures(method, setting))
 
 
@@ -161,7 +161,7 @@ def test_a_run_is_exact_only_where_it_replaces_nothing(
     assert status == join_departures((*own, *([] if departure == "exact" else [departure])))
 
 
-def test_everything_that_a_run_replaces_is_told_once() -> None:
+def test_everything_that_a_run_replaces_is_reported_once() -> None:
     replaced: dict[str, Any] = {
         "robust_aggregation": CoordinateMedian(),
         "server_optimiser": YogiStep(),
@@ -175,7 +175,7 @@ def test_everything_that_a_run_replaces_is_told_once() -> None:
     ]
 
 
-def test_what_a_method_judges_itself_is_not_told_twice() -> None:
+def test_what_a_method_describes_itself_is_not_reported_twice() -> None:
     cases: tuple[tuple[AnyMethod, Setting], ...] = (
         (NeFL(), Setting(techniques=Techniques(norms="bank"))),
         (Standalone(), Setting(techniques=Techniques(norms="bank"))),
@@ -186,7 +186,7 @@ def test_what_a_method_judges_itself_is_not_told_twice() -> None:
         assert describe_status(method, setting) == join_departures(list_departures(method, setting))
 
 
-def test_a_configuration_tells_its_setting() -> None:
+def test_a_configuration_gives_its_setting() -> None:
     assert make_config(HeteroFL()).setting == Setting()
     model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
     setting = make_config(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting

@@ -186,7 +186,7 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
 
 
 @pytest.mark.slow
-def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
+def test_anycostfl_sorts_the_tensors_of_each_size_with_the_channels(tmp_path: Path) -> None:
     """A size's own tensors follow the order of the channels that they belong to."""
     context = make_context(AnycostFL(), norms="bank")
     unsorted = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate))
@@ -242,7 +242,7 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda method: method.TYPE)
-def test_a_server_optimiser_has_moments_of_what_was_trained_alone(method: AnyMethod, tmp_path: Path) -> None:
+def test_a_server_optimiser_has_moments_of_trained_elements_only(method: AnyMethod, tmp_path: Path) -> None:
     context = make_context(method)
     state, small = draw_state(context.network), [DrawnClient(name="a", size=0)]
     first = play(context, state, small, tmp_path).state

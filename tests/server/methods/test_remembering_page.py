@@ -48,7 +48,7 @@ PROMISES = [name for name in dir(MethodContract) if name.startswith("test_")]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Rota", "Growing"])
 @pytest.mark.parametrize("promise", PROMISES)
-def test_the_methods_keep_what_every_method_keeps(promise: str, name: str, page: ModuleType, tmp_path: Path) -> None:
+def test_the_methods_pass_the_contract(promise: str, name: str, page: ModuleType, tmp_path: Path) -> None:
     class Contract(MethodContract):
         method = getattr(page, name)()
 
@@ -57,7 +57,7 @@ def test_the_methods_keep_what_every_method_keeps(promise: str, name: str, page:
 
 
 @pytest.mark.slow
-def test_everybody_has_a_turn_and_whoever_waited_trains_longer(page: ModuleType, tmp_path: Path) -> None:
+def test_every_client_has_a_turn_and_waiting_clients_train_longer(page: ModuleType, tmp_path: Path) -> None:
     settings = config(rounds=6, clients_per_round=1, seed=3, deploy_targets=(), method=page.Rota(most=3))
     world = World(tmp_path, settings, fleet())
     tasks: dict[tuple[int, str], int] = {}

@@ -194,7 +194,7 @@ def add(left: Direction, right: Direction) -> Direction:
 )
 @pytest.mark.parametrize("norms", mostly_long(["absolute", "relative"], "relative"))
 def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, Direction], Direction]) -> None:
-    """Whatever it sends, and under however many names it comes back."""
+    """This holds whatever the client sends, and under however many names it returns."""
     method = Sattler(warmup_rounds=0, norms=norms)
     method = replace(method, mean_norm=0.3, max_norm=0.5) if norms == "relative" else method
     splits, memory = play_returning(method, lie)
@@ -203,7 +203,7 @@ def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, 
     assert play_returning(replace(method, least_half=1), lie)[0] > 0, "the paper's rule splits them"
 
 
-def test_no_client_of_its_own_kind_keeps_others_together() -> None:
+def test_a_single_deviating_client_does_not_keep_others_together() -> None:
     """Four learn one thing, three another, and the eighth the opposite of both: it is set aside, and they are split."""
     first, second = direction(1), direction(2)
     kinds = {**dict.fromkeys("abcd", first), **dict.fromkeys("efg", second), "z": scaled(-1.0, add(first, second))}

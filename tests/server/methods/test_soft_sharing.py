@@ -1,4 +1,4 @@
-"""FedTrans: what the networks of a lineage give to each other."""
+"""FedTrans: how the networks of a lineage share weights."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -81,7 +81,7 @@ class Line:
         }
         self.states: States = {name: dict(state.of(name).shared) for name in self.networks}
 
-    def born(self, states: States) -> States:
+    def derive(self, states: States) -> States:
         """Return each network as it would begin if derived from its parent's current weights."""
         derived = {}
         for parent, child in pairwise(self.lineages):
@@ -89,7 +89,7 @@ class Line:
             derived[child.id] = inherit(child.map, own, other, states[parent.id], seed=0)
         return derived
 
-    def apart(self, states: States, name: str, ancestor: str) -> dict[str, Tensor]:
+    def find_difference(self, states: States, name: str, ancestor: str) -> dict[str, Tensor]:
         """Return how a network differs from the nearest one that an ancestor gives: how its copies differ."""
         ids, nearest = [lineage.id for lineage in self.lineages], dict(states)
         steps = list(pairwise(self.lineages[ids.index(ancestor) : ids.index(name) + 1]))
@@ -98,10 +98,10 @@ class Line:
             grown = Replication.of(self.networks[child.id], self.networks[parent.id], child.map)
             nearest[parent.id] = grown.down(nearest[child.id])
         for parent, child in steps:
-            nearest[child.id] = self.born({**states, parent.id: nearest[parent.id]})[child.id]
+            nearest[child.id] = self.derive({**states, parent.id: nearest[parent.id]})[child.id]
         return {key: own - nearest[name][key] for key, own in states[name].items()}
 
-    def shared(self, states: States, **settings: Any) -> States:
+    def share(self, states: States, **settings: Any) -> States:
         method = replace(METHOD, **{"decay": 0.9, **settings})
         return share_weights(method, self.lineages, self.networks, states, self.parameters, ROUND)
 
@@ -119,11 +119,11 @@ def perturb(states: States, seed: int) -> States:
     }
 
 
-def inherited_elements(line: Line) -> dict[str, dict[str, Tensor]]:
+def find_inherited(line: Line) -> dict[str, dict[str, Tensor]]:
     """Return which elements of each network but the first come from its parent: they change if all of that changes."""
     states = line.states
     lifted = {name: {key: tensor + 7.0 for key, tensor in own.items()} for name, own in states.items()}
-    before, after = line.born(states), line.born(lifted)
+    before, after = line.derive(states), line.derive(lifted)
     return {name: {key: before[name][key] != after[name][key] for key in before[name]} for name in before}
 
 
@@ -147,20 +147,20 @@ def test_networks_that_compute_the_same_share_nothing_new(line: Line) -> None:
     """T4: each network equals what its parent derives, and sharing leaves it unchanged."""
     states = dict(line.states)
     for parent, child in pairwise(line.lineages):
-        born = inherit(child.map, line.networks[child.id], line.networks[parent.id], states[parent.id], seed=0)
-        states[child.id] = dict(born)
+        derived = inherit(child.map, line.networks[child.id], line.networks[parent.id], states[parent.id], seed=0)
+        states[child.id] = dict(derived)
     for decay in (0.5, 1.0):
-        shared = line.shared(states, decay=decay)
+        shared = line.share(states, decay=decay)
         for name, own in states.items():
             for key, tensor in own.items():
                 torch.testing.assert_close(shared[name][key], tensor, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("share", ["transform", "crop"])
-def test_without_anything_left_of_the_decay_all_keep_their_bits(line: Line, share: Share) -> None:
+def test_with_a_decay_of_0_all_networks_keep_their_bits(line: Line, share: Share) -> None:
     """T4 with eta = 0: the rounds since a network appeared are one or more."""
     states = perturb(line.states, 3)
-    shared = line.shared(states, share=share, decay=0.0)
+    shared = line.share(states, share=share, decay=0.0)
     assert all(have_same_bits(shared[name], own) for name, own in states.items())
 
 
@@ -168,17 +168,17 @@ def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
     """Equation 5, with the weights that the child would begin with if derived from the parent's current weights."""
     states = perturb(line.states, 4)
     parent, child = line.lineages[:2]
-    image, inherited = line.born(states)[child.id], inherited_elements(line)[child.id]
-    apart = line.apart(states, child.id, parent.id)
+    image, inherited = line.derive(states)[child.id], find_inherited(line)[child.id]
+    difference = line.find_difference(states, child.id, parent.id)
     alike = line.parameters[parent.id] / line.parameters[child.id]
     assert 0 < alike < 1
     for by, age in (("network", ROUND - child.born_round), ("run", ROUND)):
         for normalised in (True, False):
             fading = 0.9**age
-            shared = line.shared(states, decay_by=by, normalised=normalised)[child.id]
+            shared = line.share(states, decay_by=by, normalised=normalised)[child.id]
             for key, own in states[child.id].items():
                 weight = alike * (fading if normalised else 1.0)
-                expected = (own + alike * fading * (image[key] + apart[key])) / (1 + weight)
+                expected = (own + alike * fading * (image[key] + difference[key])) / (1 + weight)
                 expected = torch.where(inherited[key], expected, own)
                 torch.testing.assert_close(shared[key], expected, rtol=1e-5, atol=1e-5)
                 assert torch.equal(shared[key][~inherited[key]], own[~inherited[key]])
@@ -189,15 +189,15 @@ def test_copies_stay_apart(line: Line) -> None:
     """The common part of a child's copies moves towards the parent; their differences stay, round after round."""
     states = perturb(line.states, 7)
     parent, child = (lineage.id for lineage in line.lineages[:2])
-    before, current = line.apart(states, child, parent), states
+    before, current = line.find_difference(states, child, parent), states
     for _ in range(20):
-        current = {**states, child: line.shared(current, decay=1.0)[child]}
-    after, born = line.apart(current, child, parent), line.born(states)[child]
+        current = {**states, child: line.share(current, decay=1.0)[child]}
+    after, derived = line.find_difference(current, child, parent), line.derive(states)[child]
     copied = 0
-    for key, inherited in inherited_elements(line)[child].items():
+    for key, inherited in find_inherited(line)[child].items():
         torch.testing.assert_close(after[key][inherited], before[key][inherited], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(
-            (current[child][key] - after[key])[inherited], born[key][inherited], rtol=1e-3, atol=1e-3
+            (current[child][key] - after[key])[inherited], derived[key][inherited], rtol=1e-3, atol=1e-3
         )
         copied += int(before[key][inherited].abs().sum() > 0)
     assert copied, "the child has copies"
@@ -207,7 +207,7 @@ def test_what_lies_in_front_is_shared_as_published(line: Line) -> None:
     """With "crop" the parent is at the front of every axis, and the rest is unchanged."""
     states = perturb(line.states, 5)
     parent, child = (lineage.id for lineage in line.lineages[:2])
-    shared = line.shared(states, share="crop")[child]
+    shared = line.share(states, share="crop")[child]
     weight = line.parameters[parent] / line.parameters[child] * 0.9 ** (ROUND - line.lineages[1].born_round)
     moved = 0
     for key, own in states[child].items():
@@ -225,19 +225,19 @@ def test_grandchildren_take_in_both(line: Line) -> None:
     """The similarity is that of the two ends, and the first network's weights come through both maps."""
     states = perturb(line.states, 6)
     first, second, third = (lineage.id for lineage in line.lineages)
-    through = line.born({**states, second: line.born(states)[second]})[third]
-    direct = line.born(states)[third]
+    through = line.derive({**states, second: line.derive(states)[second]})[third]
+    direct = line.derive(states)[third]
     fading = 0.9 ** (ROUND - line.lineages[2].born_round)
     weights = [fading * line.parameters[name] / line.parameters[third] for name in (first, second)]
-    shared = line.shared(states)[third]
-    inherited = inherited_elements(line)
-    traced = line.born({**states, second: {key: mask.float() for key, mask in inherited[second].items()}})[third]
+    shared = line.share(states)[third]
+    inherited = find_inherited(line)
+    traced = line.derive({**states, second: {key: mask.float() for key, mask in inherited[second].items()}})[third]
     whole = {key: traced[key] != 0 for key in traced}  # elements that come from the first network
     for key, own in states[third].items():
         both = inherited[third][key] & whole[key]
         contributions = (
-            through[key] + line.apart(states, third, first)[key],
-            direct[key] + line.apart(states, third, second)[key],
+            through[key] + line.find_difference(states, third, first)[key],
+            direct[key] + line.find_difference(states, third, second)[key],
         )
         expected = (own + weights[0] * contributions[0] + weights[1] * contributions[1]) / (1 + sum(weights))
         torch.testing.assert_close(shared[key][both], expected[both], rtol=1e-5, atol=1e-5)
@@ -279,5 +279,5 @@ def test_a_child_of_drawn_weights_shares_by_the_front(line: Line) -> None:
     drawn.lineages = (first, replace(second, map=Drawn()))
     drawn.networks, drawn.parameters = line.networks, line.parameters
     states = {name: own for name, own in perturb(line.states, 8).items() if name != line.lineages[2].id}
-    crop, transform = (drawn.shared(states, share=share)[second.id] for share in ("crop", "transform"))
+    crop, transform = (drawn.share(states, share=share)[second.id] for share in ("crop", "transform"))
     assert have_same_bits(crop, transform)

@@ -53,7 +53,7 @@ def test_students_of_dynamic_selection_are_of_the_space_that_it_searches(
 
 
 @pytest.mark.slow
-def test_students_of_other_methods_are_sizes_of_their_own_where_they_put_them(
+def test_students_of_other_methods_are_their_sizes_as_they_place_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for method, kind in ((HeteroFL(), None), (FedRolex(), Roll), (FederatedDropout(), Explicit)):

@@ -64,7 +64,7 @@ def test_the_exact_plan_of_a_written_size_decides() -> None:
     assert _choose_written([_scale_memory(ends()[1], 1e-6)], query) == _scale_memory(ends()[1], 1e-6)
 
 
-def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -> None:
+def test_without_a_fitting_program_a_device_gets_the_largest_size_that_fits() -> None:
     query = query_at(0.5, 0.5)
     fitting = [candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)]
     for written in ([], [ends()[1]]):
@@ -73,7 +73,7 @@ def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -
     assert _choose_written([], query_at(0, 0), UNIFORM_ESTIMATES) is None
 
 
-def test_a_requested_program_tells_which_share_of_its_parameters_is_lost() -> None:
+def test_a_requested_program_has_the_fraction_of_parameters_lost() -> None:
     best, now = UNIFORM_ESTIMATES[-1], UNIFORM_ESTIMATES[2]
     requested_program = request_program(best, now, "onnx")
     lost = (best.parameters - now.parameters) / best.parameters
@@ -130,7 +130,9 @@ def test_written_programs_are_not_begun_again_and_each_target_has_its_own() -> N
     seed=st.integers(0, 99),
     limit=st.integers(0, 9),
 )
-def test_the_order_of_devices_takes_no_part(requested_programs: list[RequestedProgram], seed: int, limit: int) -> None:
+def test_the_order_of_devices_does_not_matter(
+    requested_programs: list[RequestedProgram], seed: int, limit: int
+) -> None:
     shuffled = list(requested_programs)
     Random(seed).shuffle(shuffled)
     begun = rank_requested(requested_programs, (), limit)
@@ -139,7 +141,7 @@ def test_the_order_of_devices_takes_no_part(requested_programs: list[RequestedPr
 
 
 @pytest.mark.slow
-def test_what_is_lost_falls_as_programs_are_written() -> None:
+def test_losses_fall_as_programs_are_written() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
     written = {ends()[0].architecture.architecture_id: ends()[0]}
     losses = []

@@ -47,7 +47,7 @@ def test_an_epsilon_of_zero_always_ends_after_t_max() -> None:
 
 
 @pytest.mark.slow
-def test_the_limit_is_reached_as_often_as_so_many_draws_follow_each_other() -> None:
+def test_the_limit_is_reached_as_often_as_consecutive_draws_are_likely() -> None:
     search = paper_search(SPACE, PaperSettings(epsilon=0.3, t_max=1))
     hits = sum(len(search.explore(query_at(0.5, 0.5), stream(index))) == 2 for index in range(2000))
     # t_max + 1 draws, each with probability 0.7: 0.49; four standard deviations of 2000 are 0.045.

@@ -109,7 +109,7 @@ def _estimate_linear(architecture: Architecture, network: Network) -> Candidate:
 
 
 @pytest.mark.slow
-def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
+def test_the_largest_is_found_where_memory_and_parameters_are_unrelated() -> None:
     """A ranking by utilisation lost half of the parameters to submodels that filled the memory."""
     network = network_of(Mlp(input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4))
     space = search_space(network, RATES)
@@ -158,7 +158,7 @@ def half_trained_search() -> ParetoSearch:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(queries=tight_and_loose_queries(), richer_first=st.booleans(), known=st.integers(0, 200))
-def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_first(
+def test_the_poorer_of_two_devices_never_gets_more_whichever_explores_first(
     queries: tuple[Query, Query], richer_first: bool, known: int
 ) -> None:
     """All devices explore before any is answered, so each profits from the submodels that the others found."""

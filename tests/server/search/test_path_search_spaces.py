@@ -120,7 +120,7 @@ def test_tiers_are_the_brackets_of_the_paper(count: int) -> None:
         assert 0.03 < sum(tiers[-1].holds(total) for total in totals) / len(totals) < 0.06
 
 
-def test_where_no_path_would_be_above_tiers_are_spaced_up_to_the_dearest() -> None:
+def test_where_no_path_would_be_above_tiers_are_spaced_up_to_the_most_expensive() -> None:
     tiers = list_tiers(0, ((10, 20), (10, 20)), 2, 0)  # one path of four is the most expensive
     assert [(tier.low_macs, tier.high_macs) for tier in tiers] == [(20, 30), (30, 40)]
 
@@ -173,7 +173,7 @@ def test_of_equally_good_paths_the_cheapest_is_best() -> None:
 
 
 @pytest.mark.slow
-def test_with_two_objectives_the_cheap_are_kept_though_others_are_better() -> None:
+def test_with_two_objectives_cheap_paths_are_kept() -> None:
     # With a second objective equal for all paths, the crowding distance had no effect (a published defect).
     options = EvolutionSettings(evaluations=200, population=16, offspring=16, objectives="accuracy_macs")
     scores: list[tuple[Path, float]] = []

@@ -183,7 +183,7 @@ def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(
 
 @pytest.mark.slow
 @EVERY
-def test_looking_remembers_nothing_and_follows_the_stream(name: str) -> None:
+def test_exploring_changes_nothing_and_depends_on_the_stream(name: str) -> None:
     search = trained_search(name)
     query, before = query_at(0.6, 0.4), search.pool
     explored = [search.explore(query, stream("same")) for _ in range(3)]

@@ -25,7 +25,7 @@ class LinkValues:
     """The inputs, outputs and weights of a module that computes a link.
 
     Attributes:
-        reads: of role "input" in the first link, otherwise "features".
+        reads: its input, of role "input" in the first link, otherwise "features".
         gives: features, or logits in the last link.
         weights: parameters and buffers.
     """
@@ -61,7 +61,7 @@ class LinkValues:
 
     @property
     def parameters(self) -> tuple[ValueInfo, ...]:
-        """In the module's order."""
+        """The parameters, in the module's order."""
         return of_role(self.weights, "parameter")
 
     @property
@@ -95,12 +95,12 @@ def chain_training(
     objective: ObjectiveSettings,
     optimiser: OptimiserSettings,
 ) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
-    """Return inputs and outputs of a whole chain, as of a program that sums gradients, which here the device does.
+    """Return inputs and outputs of a whole chain, like those of a program that sums gradients; here the device sums.
 
     Args:
-        module: the supernet's.
-        sample: of a batch.
-        logits: of a batch.
+        module: the supernet's module.
+        sample: the input of a batch.
+        logits: shape of a batch's logits.
         parts: names of the parts with parameters: each has its own scalar states, as it only steps when it is drawn.
         objective: the objective to minimise.
         optimiser: the optimiser's settings.
@@ -120,6 +120,6 @@ def chain_training(
 def chain_evaluation(
     module: nn.Module, sample: ValueInfo, logits: ValueInfo, objective: ObjectiveSettings
 ) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
-    """Return inputs and outputs of a whole chain, as of an evaluation program."""
+    """Return inputs and outputs of a whole chain, like those of an evaluation program."""
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *weights_of(module))
     return inputs, (*metric_values(objective), replace(logits, name="logits", role="logits"))

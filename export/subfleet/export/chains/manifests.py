@@ -45,7 +45,7 @@ _BASE_BYTES: Mapping[str, int] = MappingProxyType(
 _READ_BYTES = 4.5
 """For each byte of a manifest: its text, its objects, and what reading it leaves behind. Measured: 4.0 to 5.0."""
 _CHAINED_BYTES = 2_500_000
-"""What chaining takes besides: the file as read, draws, and the values of each program. Measured: 2 to 4 MB."""
+"""Additional memory of a chain: the file as read, draws, and the values of each program. Measured: 2 to 4 MB."""
 
 
 _GAPS = 1.12
@@ -54,7 +54,7 @@ _GAPS = 1.12
 
 
 def _add_gaps(size_bytes: int) -> int:
-    """Return the size of blocks of so many bytes in total, with the gaps that others leave between them."""
+    """Return the size of blocks with these bytes in total, including the gaps between them."""
     return round(_GAPS * size_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Cuts a supernet into links, which are its choices and what lies between them, and finds the pieces that compute them.
+"""Cuts a supernet into links (its choices and the modules between them), and finds the pieces that compute them.
 
 Each piece is written once, for all links with equal structure and shapes.
 """
@@ -26,8 +26,8 @@ class OperatorModule:
     """An operator of a link.
 
     Attributes:
-        name: of the operator; empty in a link without a choice.
-        prefix: of the module's tensor names in the supernet.
+        name: name of the operator; empty in a link without a choice.
+        prefix: prefix of the module's tensor names in the supernet.
         module: a module of the supernet, or a sequence of them.
     """
 
@@ -205,8 +205,8 @@ class Piece:
     """A module that computes one or more links.
 
     Attributes:
-        name: of the first operator that it computes.
-        module: of that operator.
+        name: name of the first operator that it computes.
+        module: module of that operator.
         values: its inputs and outputs.
         last: whether the loss follows.
     """
@@ -222,7 +222,7 @@ class Pieces:
     """All pieces of a chain.
 
     Attributes:
-        pieces: in the order of the operators that they compute first.
+        pieces: the pieces, ordered by the first operator that they compute.
         names: the piece of each link and operator; empty if an operator returns its input.
         reads: the input of each link.
         gives: the output of the last link.
@@ -240,7 +240,7 @@ def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool,
     Args:
         links: from the input to the logits.
         sample: the input of the first link.
-        training: whether they are to be trained.
+        training: whether they are trained.
         in_parts: whether their batch is one of several micro-batches.
 
     Raises:

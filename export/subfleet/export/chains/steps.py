@@ -1,4 +1,4 @@
-"""The steps of a chain's piece, forward, backward, loss, update and evaluation, and what they must compute.
+"""The steps of a chain's piece (forward, backward, loss, update and evaluation) and their references.
 
 As in `subfleet.export.steps.reference`, a reference is the original module with PyTorch's own losses and optimisers,
 and only takes the real samples; a link's output for padding is 0 there.
@@ -45,7 +45,7 @@ class _LinkReference:
         reads: role of its input.
         inputs: the step's inputs.
         outputs: the step's outputs.
-        objective: of the last link; None in others.
+        objective: the objective in the last link; None in others.
     """
 
     module: nn.Module
@@ -60,23 +60,25 @@ class _LinkReference:
         Raises:
             ExportError: the original module cannot be copied, or not run in this precision.
         """
-        given = StepInputs(self.inputs, tensors)
-        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
-        precision = given.single("sample_mask").dtype
-        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
-        read = given.single(self.reads)[real_B].detach()
+        step_inputs = StepInputs(self.inputs, tensors)
+        real_B = step_inputs.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = step_inputs.single("sample_mask").dtype
+        module = copy_module(
+            self.module, step_inputs.by_tensor("parameter") | step_inputs.by_tensor("buffer"), precision
+        )
+        read = step_inputs.single(self.reads)[real_B].detach()
         if self.reads == "features":
             read.requires_grad_()
         results: dict[str, Tensor] = {}
         with torch.enable_grad(), compute_in(precision):
             (output,) = as_exits(module(read.clone()))
-            buffers = {name: tensor_of(module, name).detach().clone() for name in given.by_tensor("buffer")}
+            buffers = {name: tensor_of(module, name).detach().clone() for name in step_inputs.by_tensor("buffer")}
             results |= {f"new.buffer.{name}": tensor for name, tensor in buffers.items()}
             if self.objective is not None:
-                results |= self._metrics(self.objective, given, output, given.single("label")[real_B])
+                results |= self._metrics(self.objective, step_inputs, output, step_inputs.single("label")[real_B])
                 results["loss"].backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
-            elif given.all("features_gradient"):
-                output.backward(given.single("features_gradient")[real_B])  # type: ignore[no-untyped-call] # likewise
+            elif step_inputs.all("features_gradient"):
+                output.backward(step_inputs.single("features_gradient")[real_B])  # type: ignore[no-untyped-call] # likewise
         gradients = {f"gradient.{name}": part.grad for name, part in module.named_parameters()}
         gradients["read_gradient"] = None if read.grad is None else _fill_rows(read.grad, real_B)
         results |= {name: part for name, part in gradients.items() if part is not None}
@@ -84,8 +86,10 @@ class _LinkReference:
         return tuple(results[value.name].detach() for value in self.outputs)
 
     @staticmethod
-    def _metrics(settings: ObjectiveSettings, given: StepInputs, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        divisor = given.single("batch_weight").clamp(min=1)
+    def _metrics(
+        settings: ObjectiveSettings, step_inputs: StepInputs, logits: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        divisor = step_inputs.single("batch_weight").clamp(min=1)
         return {
             "loss": own_loss(settings, logits, labels) / divisor,
             "correct": correct_count(settings, logits.detach(), labels).to(logits.dtype),
@@ -111,15 +115,15 @@ class _UpdateReference:
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the results in order, in the precision of the tensors."""
-        given = StepInputs(self.inputs, tensors)
-        parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in given.by_tensor("parameter").items()}
-        for name, gradient in given.by_tensor("gradient").items():
-            parameters[name].grad = gradient * given.single("gradient_scale")
+        step_inputs = StepInputs(self.inputs, tensors)
+        parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in step_inputs.by_tensor("parameter").items()}
+        for name, gradient in step_inputs.by_tensor("gradient").items():
+            parameters[name].grad = gradient * step_inputs.single("gradient_scale")
         results = take_pytorch_step(
             replace(self.optimiser, max_gradient_norm=0.0),
             parameters,
-            dict(given.pairs("optimiser_state")),
-            float(given.single("learning_rate")),
+            dict(step_inputs.pairs("optimiser_state")),
+            float(step_inputs.single("learning_rate")),
         )
         results |= {f"new.parameter.{name}": part for name, part in parameters.items()}
         return tuple(results[value.name].detach() for value in self.outputs)
@@ -196,14 +200,14 @@ class _LinkResult:
     """A link that has run forward.
 
     Attributes:
-        given: the step's inputs.
+        inputs: the step's inputs.
         output: the link's output.
         leaves: tensors that need gradients: the input if there is a previous link, then the parameters.
         buffers: after the run, in order.
-        context: of its layers.
+        context: the context of its layers.
     """
 
-    given: StepInputs
+    inputs: StepInputs
     output: Tensor
     leaves: Mapping[str, Tensor]
     buffers: tuple[Tensor, ...]
@@ -240,22 +244,25 @@ class _LinkRun:
     in_parts: bool
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = StepInputs(self.inputs, tensors)
+        step_inputs = StepInputs(self.inputs, tensors)
         goes_back = self.finish is not _go_forward
         parameters = {
-            name: tensor.detach().requires_grad_(goes_back) for name, tensor in given.by_tensor("parameter").items()
+            name: tensor.detach().requires_grad_(goes_back)
+            for name, tensor in step_inputs.by_tensor("parameter").items()
         }
-        buffers = {name: tensor.clone() for name, tensor in given.by_tensor("buffer").items()}
+        buffers = {name: tensor.clone() for name, tensor in step_inputs.by_tensor("buffer").items()}
         read = tensors[0].detach()
         leaves = dict(parameters)
         if self.inputs[0].role == "features":
             leaves = {"features": read.requires_grad_(goes_back), **parameters}
-        context = LayerContext(given.single("sample_mask"), in_parts=self.in_parts)
+        context = LayerContext(step_inputs.single("sample_mask"), in_parts=self.in_parts)
 
         def body() -> tuple[Tensor, ...]:
             (output,) = run_exits(self.module, read.clone())  # a layer may change its input in place
             after = tuple(updated_buffers(self.module, context, buffers))
-            return self.finish(_LinkResult(given=given, output=output, leaves=leaves, buffers=after, context=context))
+            return self.finish(
+                _LinkResult(inputs=step_inputs, output=output, leaves=leaves, buffers=after, context=context)
+            )
 
         with prepare_module(self.module, context, training=True), torch.set_grad_enabled(goes_back):
             return call_with_state(self.module, parameters | buffers, body)
@@ -266,14 +273,14 @@ def _go_forward(result: _LinkResult) -> tuple[Tensor, ...]:
 
 
 def _go_back(result: _LinkResult) -> tuple[Tensor, ...]:
-    return result.gradients(result.output, result.given.single("features_gradient"))
+    return result.gradients(result.output, result.inputs.single("features_gradient"))
 
 
 def _go_to_the_loss(settings: ObjectiveSettings, result: _LinkResult) -> tuple[Tensor, ...]:
-    rule, labels = OBJECTIVES[settings.name], result.given.single("label")
-    counted = rule.count_mask(labels, result.given.single("sample_mask"))
+    rule, labels = OBJECTIVES[settings.name], result.inputs.single("label")
+    counted = rule.count_mask(labels, result.inputs.single("sample_mask"))
     losses = rule.losses(settings, result.output, labels)
-    loss = total(losses * counted) / result.given.single("batch_weight").clamp(min=1.0)
+    loss = total(losses * counted) / result.inputs.single("batch_weight").clamp(min=1.0)
     metrics = label_metrics(settings, result.output, labels, losses, counted)
     return (loss.detach(), *metrics, *result.gradients(loss), *result.buffers)
 
@@ -282,10 +289,10 @@ def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:
     inputs = update_inputs(values.parameters, optimiser)
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        given = StepInputs(inputs, tensors)
-        scale = given.single("gradient_scale")
-        gradients = {name: part * scale for name, part in given.by_tensor("gradient").items()}
-        return tuple(tensor for group in apply_optimiser(optimiser, given, gradients, None) for tensor in group)
+        step_inputs = StepInputs(inputs, tensors)
+        scale = step_inputs.single("gradient_scale")
+        gradients = {name: part * scale for name, part in step_inputs.by_tensor("gradient").items()}
+        return tuple(tensor for group in apply_optimiser(optimiser, step_inputs, gradients, None) for tensor in group)
 
     outputs = update_outputs(values.parameters, optimiser) if values.parameters else ()
     return Step(

@@ -41,7 +41,7 @@ def cut_of(request: ProgramRequest) -> Cut:
         ConfigError: the network or the submodel is not valid.
         ExportError: it cannot be cut, or a chain does not support the request.
     """
-    _check_asked(request)
+    _check_request(request)
     network = network_of(request.model)
     module = build_module(network, request.architecture)
     links = links_of(module, network.choices)
@@ -52,16 +52,16 @@ def cut_of(request: ProgramRequest) -> Cut:
     return Cut(network=network, module=module, links=links, pieces=pieces, sample=sample)
 
 
-def _check_asked(request: ProgramRequest) -> None:
+def _check_request(request: ProgramRequest) -> None:
     objective = request.objective
     unknown = [
         name
-        for name, asked in (
+        for name, requested in (
             ("distillation", objective.distillation != "none"),
             ("a proximal term", objective.proximal),
             ("a class mask", objective.class_mask),
         )
-        if asked
+        if requested
     ]
     if unknown:
         raise ExportError(

@@ -44,9 +44,9 @@ def write_step(step: Step, kind: str, *, target: str, seed: str) -> WrittenStep:
 
     Args:
         step: the step to write.
-        kind: of step; see `subfleet.protocol.chains`.
+        kind: kind of step; see `subfleet.protocol.chains`.
         target: "onnx", "executorch" or "torch".
-        seed: of the numbers of the verification.
+        seed: seed of the verification's numbers.
 
     Raises:
         ExportError: an operator cannot be written, or the program differs from PyTorch.

@@ -26,9 +26,9 @@ class KernelCall:
         overwrites: inputs that its first output may overwrite, if it is as large and nothing else reads them.
         before_bytes: blocks taken while it runs, before its outputs.
         after_bytes: blocks taken while it runs, after its outputs.
-        constant_bytes: of constants that it is the last to read.
-        object_bytes: of the runtime's objects.
-        part: of the program; blocks that outlive their part are in a memory of their own.
+        constant_bytes: bytes of constants that no later call reads.
+        object_bytes: bytes of the runtime's objects.
+        part: part of the program; blocks that outlive their part are in a separate memory.
     """
 
     inputs: tuple[str, ...]
@@ -46,7 +46,7 @@ def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[B
     """Return the blocks that each call takes, and those that are freed after it.
 
     Args:
-        calls: in order.
+        calls: the calls in order.
         held: values that the caller holds.
     """
     owners = _owners(calls, held)
@@ -57,8 +57,8 @@ def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[B
         before: list[BlockRequest] = [(f"{at}/<{index}", size) for index, size in enumerate(call.before_bytes)]
         after: list[BlockRequest] = [(f"{at}/>{index}", size) for index, size in enumerate(call.after_bytes)]
         ended = sorted(owner for owner in _owners_of(call, owners) if ends[owner] == at)
-        gone = [*(name for name, _ in (*before, *after)), *ended]
-        requests.append([*before, *own, *after, *((name, None) for name in gone)])
+        freed = [*(name for name, _ in (*before, *after)), *ended]
+        requests.append([*before, *own, *after, *((name, None) for name in freed)])
     return requests
 
 
@@ -122,7 +122,7 @@ def calls_of(nodes: Sequence[fx.Node]) -> tuple[KernelCall, ...]:
     """Convert nodes of a traced graph to calls of kernels."""
     return tuple(
         KernelCall(
-            inputs=tuple(given.name for given in node.all_input_nodes),
+            inputs=tuple(argument.name for argument in node.all_input_nodes),
             outputs=_outputs(node),
             shares=node.target in _SHARES,
             after_bytes=tuple(filter(None, [_workspace_bytes(node)])),
@@ -152,6 +152,6 @@ def _workspace_bytes(node: fx.Node) -> int:
     inputs, weight = node.args[:2]
     if not isinstance(inputs, fx.Node) or not isinstance(weight, fx.Node):
         return 0
-    positions_of = inputs if node.args[6] else node  # a transposed convolution unfolds what it is given
+    positions_of = inputs if node.args[6] else node  # a transposed convolution unfolds its input
     kernel = weight.meta["val"].shape[1:].numel()
     return int(kernel * positions_of.meta["val"].shape[2:].numel() * 4)

@@ -32,12 +32,12 @@ _NUMPY: Mapping[str, type[np.generic]] = MappingProxyType({"F32": np.float32, "F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeapGrowth:
-    """What a program holds of the heap, without its planned buffers and the caller's arrays.
+    """Heap memory of a program, without its planned buffers and the caller's arrays.
 
     Attributes:
-        load_bytes: structures and operators, once it is loaded.
+        load_bytes: structures and operators after loading.
         step_bytes: taken and kept by the first step: XNNPACK's workspace, in which delegated regions keep tensors.
-        scratch_bytes: the most that kernels took at once and freed.
+        scratch_bytes: the most scratch memory that kernels used at once.
     """
 
     load_bytes: int
@@ -48,31 +48,35 @@ class HeapGrowth:
 def heap_growth(
     body: bytes, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo], *, arena_bytes: int
 ) -> HeapGrowth | None:
-    """Load a program, run it once on zeros, and count.
+    """Load a program, run it once on zeros, and count its heap memory.
 
     Args:
         body: the program.
         inputs: its inputs.
         outputs: its outputs.
-        arena_bytes: of its planned buffers, according to the program.
+        arena_bytes: bytes of its planned buffers, according to the program.
 
     Returns:
-        What it holds; None if the C library does not count its heap.
+        The heap memory; None if the C library does not count its heap.
     """
-    given = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs]
-    taken = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in outputs]
+    input_arrays = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs]
+    output_arrays = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in outputs]
     native = _native()
-    return _native_growth(native, body, given, taken) if native else _python_growth(body, given, taken, arena_bytes)
+    return (
+        _native_growth(native, body, input_arrays, output_arrays)
+        if native
+        else _python_growth(body, input_arrays, output_arrays, arena_bytes)
+    )
 
 
 def _native_growth(
-    native: ModuleType, body: bytes, given: Sequence[_Array], taken: Sequence[_Array]
+    native: ModuleType, body: bytes, inputs: Sequence[_Array], outputs: Sequence[_Array]
 ) -> HeapGrowth | None:
     native.set_thread_count(1)
     before = heap_bytes()
     method = native.Program(body).load_method(_METHOD)
     loaded = heap_bytes()
-    method.execute(given, taken)
+    method.execute(inputs, outputs)
     after = heap_bytes()
     if before is None or loaded is None or after is None:
         return None
@@ -92,23 +96,23 @@ def _native() -> ModuleType | None:
 
 
 def _python_growth(
-    body: bytes, given: Sequence[_Array], taken: Sequence[_Array], arena_bytes: int
+    body: bytes, inputs: Sequence[_Array], outputs: Sequence[_Array], arena_bytes: int
 ) -> HeapGrowth | None:
     """Count with ExecuTorch's own bindings, which also take planned buffers and outputs from the heap."""
     import torch
     from executorch.runtime import Runtime
 
-    tensors = [torch.from_numpy(array) for array in given]
+    tensors = [torch.from_numpy(array) for array in inputs]
     before = heap_bytes()
     program: Any = Runtime.get().load_program(body)  # keeps alive what its method reads
     method = program.load_method(_METHOD)
     loaded = heap_bytes()
-    # As the trainer does (`subfleet.trainers.executorch_bindings`), which has no copies of the outputs made.
+    # As the trainer does (`subfleet.trainers.executorch_bindings`), which lets the outputs not be copied.
     method._method(tensors, clone_outputs=False)  # noqa: SLF001 - as it does
     after = heap_bytes()
     if before is None or loaded is None or after is None:
         return None
-    held_bytes = sum(array.nbytes for array in taken)
+    held_bytes = sum(array.nbytes for array in outputs)
     return HeapGrowth(
         load_bytes=max(loaded - before - arena_bytes, 0),
         step_bytes=max(after - loaded - held_bytes, 0),
@@ -124,9 +128,9 @@ _KERNEL_PAGES_BYTES = 1_400_000
 """Pages of the kernels' library, which trainers do not map in advance, since most programs need little of it. Measured:
 0.4 to 3.1 MB, by the program and the state of the system's page cache; 1.2 to 1.3 MB for small programs."""
 BASE_BYTES = _KERNEL_PAGES_BYTES + _TRAINING_BYTES
-"""What a device takes for any program."""
+"""Memory that any program takes on a device."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
-"""For C libraries that do not count their heap. Measured without delegates: 6.9 to 7.1."""
+"""Per byte of a program, for C libraries that do not count their heap. Measured without delegates: 6.9 to 7.1."""
 
 
 def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequence[tuple[int, int]]) -> MemoryPlan:
@@ -135,7 +139,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
     Args:
         step: the step that was written.
         body: the written program.
-        arena_bytes: of the program's planned buffers.
+        arena_bytes: bytes of the program's planned buffers.
         packed: rows and columns of the constant factors of XNNPACK's products.
     """
     widths: tuple[PackingWidth, ...] = get_args(PackingWidth)

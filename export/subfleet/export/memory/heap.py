@@ -1,4 +1,4 @@
-"""Counts the memory that the C library's allocator has given out in this process."""
+"""Counts the memory that the C library's allocator has allocated in this process."""
 
 import ctypes
 

@@ -98,7 +98,7 @@ def simulate_arena(requests: Iterable[BlockRequest]) -> Arena:
     """Return the arena after any number of runs: each leaves it as the first one did.
 
     Args:
-        requests: of one run.
+        requests: the requests of one run.
     """
     arena = Arena()
     addresses: dict[str, int] = {}

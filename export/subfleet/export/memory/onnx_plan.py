@@ -146,7 +146,7 @@ TRAINING_BYTES = 500_000
 """Python's objects of a training, and pages of libraries that the first step maps. There is no second batch: a step's
 inputs are freed before the next ones are created."""
 FIRST_SESSION_BYTES = 45_000
-"""What a process takes with its first session for all later ones; a device has only one. Measured: 36 to 48 kB."""
+"""Memory that a process takes once, with its first session. Measured: 36 to 48 kB."""
 VALUE_BYTES = 1_800
 """Objects for each input and output. Measured, together with the above: 0.6 MB (31 values) to 1.4 MB (299 values)."""
 

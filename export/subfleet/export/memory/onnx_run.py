@@ -26,7 +26,7 @@ _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
 _NUMPY: Mapping[str, type[np.generic]] = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _BYTES_PER_PROGRAM_BYTE = 65
-"""Of a session's objects, for C libraries that do not count them. Measured: 61 to 71."""
+"""Bytes of a session's objects per byte of its program, for C libraries that do not count them. Measured: 61 to 71."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class TensorType:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole tensor."""
+        """Bytes of the whole tensor."""
         return self.item_bytes * math.prod(self.shape)
 
 
@@ -48,8 +48,8 @@ class ExecutedGraph:
 
     Attributes:
         graph: with its nodes in the order of execution.
-        types: of every value, by name.
-        session_bytes: taken from the heap for the session, besides the tensors of a run; 0 if it was not counted.
+        types: the type of every value, by name.
+        session_bytes: heap memory of the session, without the tensors of a run; 0 if it was not counted.
     """
 
     graph: onnx.GraphProto
@@ -95,9 +95,9 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> ExecutedGraph:
         events = json.loads(Path(session.end_profiling()).read_bytes())
         rewritten = onnx.load_model(options.optimized_model_filepath)
     _sort_by_execution(rewritten.graph, events)
-    taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
+    heap_bytes_taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
     types = _read_types(rewritten.graph, events)
-    return ExecutedGraph(graph=rewritten.graph, types=types, session_bytes=max(taken, 0))
+    return ExecutedGraph(graph=rewritten.graph, types=types, session_bytes=max(heap_bytes_taken, 0))
 
 
 def read_onnx(body: bytes) -> ExecutedGraph:

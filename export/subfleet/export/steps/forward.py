@@ -38,13 +38,13 @@ def evaluation_step(module: nn.Module, sample: SampleSpec, *, batch_size: int, o
             f"the objective of an evaluation is {objective}, but must be a plain one of {sorted(OBJECTIVES)}; use "
             "objective.plain"
         )
-    given = sample.value(batch_size)
-    logits = run_on_shapes(module, given, training=False).output_shapes[-1]
+    batch_input = sample.value(batch_size)
+    logits = run_on_shapes(module, batch_input, training=False).output_shapes[-1]
     if logits[:1] != (batch_size,):
         raise ExportError(
             f"the network's output is of the shape {logits}, but its first size must be the batch's {batch_size}"
         )
-    inputs = (given, label_of(objective, logits), mask_of(batch_size), *weights_of(module))
+    inputs = (batch_input, label_of(objective, logits), mask_of(batch_size), *weights_of(module))
     rule = OBJECTIVES[objective.name]
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -79,9 +79,9 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
     Raises:
         ExportError: the module cannot be run on such inputs, its state is not float32, or a layer depends on the batch.
     """
-    given = sample.value(batch_size)
-    logits = run_on_shapes(module, given, training=False).output_shapes[-1]
-    inputs = (given, *weights_of(module))
+    batch_input = sample.value(batch_size)
+    logits = run_on_shapes(module, batch_input, training=False).output_shapes[-1]
+    inputs = (batch_input, *weights_of(module))
     return Step(
         run=lambda *tensors: (_last_logits(module, StepInputs(inputs, tensors)),),
         reference=ForwardReference(module=module, objective=None, inputs=inputs),
@@ -96,9 +96,11 @@ def _logits_value(shape: tuple[int, ...]) -> ValueInfo:
     return ValueInfo(name="logits", dtype="F32", shape=shape, role="logits")
 
 
-def _last_logits(module: nn.Module, given: StepInputs) -> Tensor:
+def _last_logits(module: nn.Module, step_inputs: StepInputs) -> Tensor:
     """Run a module in evaluation mode, and return the logits of its last exit."""
-    state = given.by_tensor("parameter")
-    state |= {name: tensor.clone() for name, tensor in given.by_tensor("buffer").items()}  # may be changed in place
+    state = step_inputs.by_tensor("parameter")
+    state |= {
+        name: tensor.clone() for name, tensor in step_inputs.by_tensor("buffer").items()
+    }  # may be changed in place
     with prepare_module(module, LayerContext(None), training=False), torch.no_grad():
-        return call_with_state(module, state, lambda: run_exits(module, given.single("input")))[-1]
+        return call_with_state(module, state, lambda: run_exits(module, step_inputs.single("input")))[-1]

@@ -20,10 +20,10 @@ _BOTH, _FIRST, _SECOND = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)
 
 
 def check_samples_apart(probe: Step) -> None:
-    """Check that two samples together give the sum of what each gives alone.
+    """Check that two samples together give the sum of their separate results.
 
     Args:
-        probe: a step of two samples that sums gradients, of the network that is to be trained in micro-batches.
+        probe: a step of two samples that sums gradients, for the network to be trained in micro-batches.
 
     Raises:
         ExportError: they do not; the message names the layer that mixes them.
@@ -57,19 +57,19 @@ def check_padding(step: Step) -> None:
 
 def _matches_reference(step: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> bool:
     """Return whether a step agrees with its reference in double precision."""
-    given = _double_inputs(step, drawn, mask)
-    triples = zip(step.outputs, step.run(*given), step.reference(*given), strict=True)
+    tensors = _double_inputs(step, drawn, mask)
+    triples = zip(step.outputs, step.run(*tensors), step.reference(*tensors), strict=True)
     compared = ((result, right) for value, result, right in triples if value.role in {"loss", "parameter", "gradient"})
     return all(bool((result - right).norm() <= _ALIKE * (1 + right.norm())) for result, right in compared)
 
 
 def _double_inputs(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
-    made = []
+    tensors = []
     for value, tensor in zip(probe.inputs, drawn, strict=True):
         own = torch.tensor(mask) if value.role == "sample_mask" else tensor
         own = torch.zeros_like(own) if value.role == "gradient" else own
-        made.append(own.double() if own.is_floating_point() else own)
-    return made
+        tensors.append(own.double() if own.is_floating_point() else own)
+    return tensors
 
 
 def _loss_and_gradients(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
@@ -79,7 +79,7 @@ def _loss_and_gradients(probe: Step, drawn: Sequence[Tensor], mask: Sequence[flo
 
 
 def _find_mixing_layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[float]) -> str:
-    """Return the first layer with other outputs for a sample if others are beside it; empty if that is unknown."""
+    """Return the first layer with outputs that depend on other samples; empty if it is unknown."""
     reference = step.reference
     if not isinstance(reference, TrainingReference):
         return ""

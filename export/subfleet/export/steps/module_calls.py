@@ -60,7 +60,7 @@ def check_types(module: nn.Module) -> None:
 
 @contextmanager
 def _preserve_state(module: nn.Module) -> Iterator[None]:
-    """Restore what every layer holds at the end, also in its dicts, lists and objects."""
+    """Restore at the end everything that the layers hold, also in their dicts, lists and objects."""
     before = StateSnapshot(module)
     try:
         yield
@@ -82,8 +82,8 @@ def call_with_state(module: nn.Module, state: Mapping[str, Tensor], body: Callab
 
     A backward pass that runs layers again, as `torch.utils.checkpoint` does, must happen inside.
     """
-    given = {f"module.{name}": tensor for name, tensor in state.items()}
-    result: _Result = torch.func.functional_call(_StateCall(module), given, (body,))
+    prefixed = {f"module.{name}": tensor for name, tensor in state.items()}
+    result: _Result = torch.func.functional_call(_StateCall(module), prefixed, (body,))
     return result
 
 

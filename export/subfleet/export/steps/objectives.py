@@ -1,4 +1,4 @@
-"""The objectives of a step, as sums over all labels that count, without a division, so that micro-batches add up.
+"""The objectives of a step, as sums over all counted labels, without a division, so that micro-batches add up.
 
 Shapes: B samples, C classes, ... any other dimensions of a sample (tokens).
 """

@@ -1,7 +1,7 @@
 """The optimisers of `torch.optim` as pure functions; all their states are zero before the first step.
 
-`apply` is 1, or 0 in a micro-batch that is not the last of its batch, where nothing may change. It only enters through
-scalars, and at 1 it leaves every number exactly as it would be without it.
+`apply` is 1, or 0 in a micro-batch that is not the last of its batch, where nothing may change. It is only used as a
+factor of scalars, and at 1 it does not change any result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from subfleet.export.steps.step import StepInputs
 from subfleet.protocol.training import OptimiserSettings
 
 _CLIP_EPSILON = 1e-6
-"""As in `torch.nn.utils.clip_grad_norm_`."""
+"""The constant of `torch.nn.utils.clip_grad_norm_`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class StepScalars:
         return factor if self.apply is None else self.apply * factor + (1 - self.apply)
 
     def share(self, factor: float) -> Tensor | float:
-        """Return the factor of what is added to a state: 0 if nothing is applied."""
+        """Return the factor of values that are added to a state: 0 if nothing is applied."""
         return factor if self.apply is None else self.apply * factor
 
 
@@ -110,7 +110,7 @@ def _adam_advance(
 def _adam(
     settings: OptimiserSettings, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
 ) -> tuple[Tensor, list[Tensor]]:
-    """`torch.optim.Adam`, and `torch.optim.AdamW`, where the weight decay is no part of the gradient."""
+    """`torch.optim.Adam`, and `torch.optim.AdamW`, which does not add the weight decay to the gradient."""
     is_decoupled = settings.name == "adamw"
     if settings.weight_decay and not is_decoupled:
         gradient = gradient + parameter * settings.weight_decay
@@ -141,19 +141,19 @@ OPTIMISERS: Mapping[str, OptimiserRule] = MappingProxyType({"sgd": _SGD, "adam":
 
 
 def apply_optimiser(
-    settings: OptimiserSettings, given: StepInputs, gradients: Mapping[str, Tensor], apply: Tensor | None
+    settings: OptimiserSettings, step_inputs: StepInputs, gradients: Mapping[str, Tensor], apply: Tensor | None
 ) -> list[list[Tensor]]:
     """Return new parameters, each kind of states, and scalar states.
 
     Args:
         settings: the optimiser; gradients are already clipped.
-        given: a learning rate, parameters, their states by kind, then scalar states.
+        step_inputs: a learning rate, parameters, their states by kind, then scalar states.
         gradients: by parameter; a parameter without one does not change.
         apply: see the module's docstring.
     """
-    rule, old = OPTIMISERS[settings.name], given.by_tensor("parameter")
-    rate = given.single("learning_rate") if apply is None else given.single("learning_rate") * apply
-    kinds, every_state = rule.states(settings), given.all("optimiser_state")
+    rule, old = OPTIMISERS[settings.name], step_inputs.by_tensor("parameter")
+    rate = step_inputs.single("learning_rate") if apply is None else step_inputs.single("learning_rate") * apply
+    kinds, every_state = rule.states(settings), step_inputs.all("optimiser_state")
     states = {
         name: [every_state[len(old) * kind + index] for kind in range(len(kinds))] for index, name in enumerate(old)
     }

@@ -1,4 +1,4 @@
-"""Hooks on parameters: what a network's author does to gradients before the optimiser gets them.
+"""Hooks on parameters: a network's own changes to gradients before the optimiser's step.
 
 A step trains its own tensors in place of the parameters, so hooks are copied to these. A hook on the gradient of a
 batch may differ on the gradients of its parts, so micro-batches allow none.
@@ -29,7 +29,7 @@ def check_hooks(module: nn.Module) -> None:
     """Check that no parameter has a hook, for gradients that are sums over parts of a batch.
 
     Raises:
-        ExportError: one has.
+        ExportError: a parameter has a hook.
     """
     for name, part in module.named_parameters():
         if hooks_of(part):
@@ -45,7 +45,7 @@ def copy_hooks(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = 
     Args:
         tensor: the leaf.
         parameter: the parameter that the leaf replaces.
-        memo: as of `copy.deepcopy`: replacements for the objects that hooks are bound to; None keeps them.
+        memo: replacements for the objects that hooks are bound to, as in `copy.deepcopy`; None keeps them.
     """
     for register, hooks in (
         (tensor.register_hook, _gradient_hooks(parameter)),
@@ -64,7 +64,7 @@ def apply_post_hooks(
     Args:
         leaves: tensors in place of the parameters, by name.
         gradients: by the same names.
-        parameters: with the hooks, by the same names.
+        parameters: the parameters with the hooks, by the same names.
 
     Raises:
         ExportError: a hook changes its parameter, as an optimiser inside the backward pass does, or clears the

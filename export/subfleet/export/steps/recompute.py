@@ -93,14 +93,14 @@ class _CheckpointedForward:
             for position, tensor in zip(positions, tensors[len(state) :], strict=True):
                 filled[position] = tensor
             again, named = pytree.tree_unflatten(filled, arguments)
-            given = dict(zip(state, tensors, strict=False))
-            outputs, replaced = self._run(given, again, named)
+            run_state = dict(zip(state, tensors, strict=False))
+            outputs, replaced = self._run(run_state, again, named)
             flat, architecture = pytree.tree_flatten(outputs)
             results.append((architecture, list(replaced)))
             return [*flat, *replaced.values()]
 
-        given = [*state.values(), *(leaves[position] for position in positions)]
-        flat = _Recomputation.apply(run, len(state), self._context, *given)  # type: ignore[no-untyped-call]
+        run_inputs = [*state.values(), *(leaves[position] for position in positions)]
+        flat = _Recomputation.apply(run, len(state), self._context, *run_inputs)  # type: ignore[no-untyped-call]
         architecture, names = results[0]
         set_constants(self._block, dict(zip(names, flat[architecture.num_leaves :], strict=True)))
         return pytree.tree_unflatten(flat[: architecture.num_leaves], architecture)

@@ -29,7 +29,7 @@ class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
 
     Args:
         constants: by name.
-        carried: tensors that may change, even if a constant shares their memory: that constant must not be read.
+        carried: tensors that may change; constants that share their memory must not be read.
         mode: the fake tensor mode of the run.
     """
 
@@ -56,16 +56,16 @@ class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the operator."""
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         if func in LOOKS and (number := self._known.read(args[0])) is not None:
             return number
         if func._schema.is_mutable and not _is_about_memory(func):  # noqa: SLF001 - no other way to it
             for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-                value = args[index] if index < len(args) else given.get(argument.name)
+                value = args[index] if index < len(args) else options.get(argument.name)
                 if argument.is_write:
                     self._record(value if isinstance(value, (list, tuple)) else (value,))
-        result = func(*args, **given)
-        self._known.record(func, args, given, result)
+        result = func(*args, **options)
+        self._known.record(func, args, options, result)
         return result
 
     def _record(self, values: Any) -> None:
@@ -111,15 +111,17 @@ class TensorTies:
 
     Args:
         module: before the run.
-        state: the carried tensors, by one name of each.
-        given: by these names, the tensors of the run.
+        state: the carried tensors, each by one of its names.
+        run_tensors: the tensors of the run, by the same names.
     """
 
-    def __init__(self, module: nn.Module, state: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: nn.Module, state: Mapping[str, Tensor], run_tensors: Mapping[str, Tensor]) -> None:
         first = {id(tensor): name for name, tensor in state.items()}
         self._first = {name: first[id(tensor)] for name, tensor in _named_tensors(module) if id(tensor) in first}
-        self._parameters = {name: given[name] for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
-        self._memory = [_Memory(name, tensor) for name, tensor in given.items()]
+        self._parameters = {
+            name: run_tensors[name] for name, tensor in state.items() if isinstance(tensor, nn.Parameter)
+        }
+        self._memory = [_Memory(name, tensor) for name, tensor in run_tensors.items()]
 
     def check(self, module: nn.Module) -> None:
         """Check that a run has left the carried tensors where a step expects them.
@@ -163,19 +165,19 @@ def _describe_change(name: str, old: Any) -> str:
     """Return the message for state that changes from step to step and is not carried.
 
     Args:
-        name: of the state.
+        name: name of the state.
         old: its value before.
     """
-    what, compute = "state", ", and compute with it as a tensor"
+    kind, compute = "state", ", and compute with it as a tensor"
     if isinstance(old, Tensor):
-        what, compute = "tensor", ", and keep layers in nn.ModuleList or nn.ModuleDict" if "[" in name else ""
+        kind, compute = "tensor", ", and keep layers in nn.ModuleList or nn.ModuleDict" if "[" in name else ""
     elif isinstance(old, (int, float)):
-        what = "number"
+        kind = "number"
         compute = ", such as torch.zeros(()), compute with it as a tensor, and use torch.where instead of if"
     elif old is None:
         compute = " from the start, with a tensor of its shape instead of None"
     return (
-        f"the network changes its {what} {name!r} in forward, but from step to step a program keeps only parameters "
+        f"the network changes its {kind} {name!r} in forward, but from step to step a program keeps only parameters "
         f"and persistent buffers of torch.float32; make it a buffer with self.register_buffer{compute}, or do not "
         "change it in forward"
     )
@@ -189,7 +191,7 @@ class RunEffects:
     """What a run left behind that no step carries, or took from outside of a step.
 
     Attributes:
-        changes: of what the network holds.
+        changes: the changes of what the network holds.
         sources: names of values that it holds or reads and that differ each time.
         drew: whether it drew Python's or NumPy's random numbers.
     """
@@ -217,7 +219,7 @@ def check_repeats(
         training: whether the module is to be trained.
 
     Raises:
-        ExportError: it does.
+        ExportError: the next runs are affected.
     """
     state, changes = state_of(module), traces.changes
     with prepare_module(module, context, training=training):
@@ -285,7 +287,7 @@ class _RepeatedRuns:
         )
 
     def stay_equal(self, inputs: Tensor) -> bool:
-        """Return whether many runs, each with other random numbers, do the same."""
+        """Return whether many runs with different random numbers do the same."""
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = StateSnapshot(self._module)
         try:
@@ -307,10 +309,10 @@ class _RepeatedRuns:
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return logits, new buffers and gradients; some layers only act in the backward pass."""
         inputs, *values = tensors
-        given = dict(zip(self._state, values, strict=True))
+        carried = dict(zip(self._state, values, strict=True))
         trained = {name: part for name, part in self._module.named_parameters() if self._training}
-        leaves = {name: given[name].detach().requires_grad_(part.requires_grad) for name, part in trained.items()}
-        given |= leaves | {name: given[name].clone() for name in self._buffers}
+        leaves = {name: carried[name].detach().requires_grad_(part.requires_grad) for name, part in trained.items()}
+        carried |= leaves | {name: carried[name].clone() for name in self._buffers}
 
         def body() -> list[Tensor]:
             exits = run_exits(self._module, inputs)
@@ -326,4 +328,4 @@ class _RepeatedRuns:
             return [*exits, *buffers, *(part for part in gradients if part is not None)]
 
         with torch.set_grad_enabled(self._training):
-            return call_with_state(self._module, given, body)
+            return call_with_state(self._module, carried, body)

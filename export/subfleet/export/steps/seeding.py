@@ -1,4 +1,4 @@
-"""Controls Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
+"""Controls Python's and NumPy's random numbers, because a program would contain the numbers drawn at its export."""
 
 import random
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def _numpy_seeds() -> tuple[int, ...]:
 
 
 def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
-    """Return one seed for each turn, by the first number that it gives; consecutive ones are far apart."""
+    """Return one seed for each turn, ordered so that the first numbers of consecutive seeds are far apart."""
     ends = [(0.0, 0.01), (0.99, 1.0)]
     strata = [(part / _STRATA, (part + 1) / _STRATA) for part in range(_STRATA)]
     ranges = [*ends, *strata[::2], *strata[1::2]]

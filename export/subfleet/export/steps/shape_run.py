@@ -58,8 +58,8 @@ def run_on_shapes(module: nn.Module, sample: ValueInfo, *, training: bool, in_pa
         mask = torch.zeros(sample.shape[:1]) if training else None
         return LayerContext(mask, in_parts=in_parts, shapes_only=shapes_only)
 
-    what = f"the network cannot be traced on an input of the shape {sample.shape}"
-    with as_export_errors(what, "use layers that take this shape, and whose shapes do not depend on values"):
+    problem = f"the network cannot be traced on an input of the shape {sample.shape}"
+    with as_export_errors(problem, "use layers that take this shape, and whose shapes do not depend on values"):
         with SeededRandomness(0) as chance:
             run, traces = _run_watched(module, inputs, context(shapes_only=True), training=training)
         traces = replace(traces, drew=chance.was_used)
@@ -78,9 +78,9 @@ def _run_watched(
         plain = {name: tensor.detach() for name, tensor in (state | constants_of(module)).items()}
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             shapes = {name: fake.from_tensor(tensor) for name, tensor in plain.items()}
-            given = {name: shapes[name] for name in state}
+            run_state = {name: shapes[name] for name in state}
             set_constants(module, {name: tensor for name, tensor in shapes.items() if name not in state})
-            ties = TensorTies(module, state, given)
+            ties = TensorTies(module, state, run_state)
             before = StateSnapshot(module)
 
             def run() -> tuple[Tensor, ...]:
@@ -89,8 +89,8 @@ def _run_watched(
                 return outputs
 
             fixed = {name: tensor for name, tensor in before.tensors.items() if id(tensor) not in carried}
-            with WriteWatcher(fixed, [*state.values(), *given.values()], fake) as writes:
-                outputs = call_with_state(module, given, run)
+            with WriteWatcher(fixed, [*state.values(), *run_state.values()], fake) as writes:
+                outputs = call_with_state(module, run_state, run)
             writes.check()
             traces = RunEffects(changes=before.changes(), sources=before.sources)
     return ModuleShapes(

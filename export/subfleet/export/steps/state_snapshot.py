@@ -1,7 +1,7 @@
 """Snapshots all that a network holds: attributes of layers, nested containers, and names that its code reads.
 
-A program repeats all of it as it was when it was written, so changes are detected here. Names that no layer holds are
-attributes of classes, globals of modules, and closures.
+A program contains all of it as constants, so changes are detected here. Names outside of layers are attributes of
+classes, globals of modules, and closures.
 """
 
 import logging
@@ -19,7 +19,7 @@ from subfleet.export.steps.parameter_hooks import hooks_of
 from subfleet.export.steps.seeding import is_source
 
 _CALL_DEPTH = 3
-"""How many calls are followed from a method, within its own package."""
+"""The most calls that are followed from a method, within its own package."""
 
 
 class _NameScope(MutableMapping[str, Any]):
@@ -47,7 +47,7 @@ class _NameScope(MutableMapping[str, Any]):
         self._write(name, value)
 
     def __delitem__(self, name: str) -> None:
-        """Do nothing: a name that code has set is not ours to delete."""
+        """Do nothing: a name that other code has set must not be deleted."""
 
     def _has(self, name: str) -> bool:
         try:
@@ -226,7 +226,7 @@ class _Container:
         self.content.clear()
         if isinstance(self.content, dict):
             put = OrderedDict.__setitem__ if isinstance(self.content, OrderedDict) else dict.__setitem__
-            for key, value in after.items():  # some kinds of dict have no `update`, or make something else of a value
+            for key, value in after.items():  # some kinds of dict have no `update`, or change values
                 put(self.content, key, value)
         else:
             self.content.extend(after.values())
@@ -299,12 +299,12 @@ class StateSnapshot:
         return [(holder.name(key), part) for key, part in holder.items().items()]
 
     def changes(self) -> list[Change]:
-        """Return what has changed since: other objects, and other numbers or texts."""
+        """Return the changes since the snapshot: different objects, and different numbers or texts."""
         changes = (change for holder in self._holders for change in holder.changes())
         return [change for change in changes if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
 
     def forget_tensors(self) -> None:
-        """Remove the tensors that were added since; numbers and everything else stay."""
+        """Remove tensors that were added since the snapshot; everything else stays."""
         for holder in self._holders:
             holder.forget_tensors()
 

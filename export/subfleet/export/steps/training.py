@@ -77,13 +77,13 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         ExportError: the module cannot be run or trained; the message names the layer if it is known.
     """
     _ = blocks_of(module) if recompute else ()  # raises if there is none
-    given, in_parts = sample.value(batch_size), accumulate and not one_part
-    run_shapes = run_on_shapes(module, given, training=True, in_parts=in_parts)
+    batch_input, in_parts = sample.value(batch_size), accumulate and not one_part
+    run_shapes = run_on_shapes(module, batch_input, training=True, in_parts=in_parts)
     _check_exits(run_shapes, batch_size, objective)
-    randoms = run_shapes.random_shapes + _check_student(run_shapes, given, objective, student, in_parts)
+    randoms = run_shapes.random_shapes + _check_student(run_shapes, batch_input, objective, student, in_parts)
     settings: dict[str, Any] = {"objective": objective, "optimiser": optimiser}
     inputs, outputs = training_values(
-        module, given, run_shapes.output_shapes[-1], randoms, **settings, accumulate=accumulate
+        module, batch_input, run_shapes.output_shapes[-1], randoms, **settings, accumulate=accumulate
     )
     settings["student"] = student
     if in_parts:
@@ -164,17 +164,17 @@ class _TrainingRun:
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = StepInputs(self.inputs, tensors)
+        step_inputs = StepInputs(self.inputs, tensors)
         # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
         trained = dict(self.module.named_parameters())
         leaves = {
             name: copy_hooks(tensor.detach().requires_grad_(), trained[name])
-            for name, tensor in given.by_tensor("parameter").items()
+            for name, tensor in step_inputs.by_tensor("parameter").items()
         }
-        frozen = {name: tensor.detach() for name, tensor in given.by_tensor("frozen").items()}
+        frozen = {name: tensor.detach() for name, tensor in step_inputs.by_tensor("frozen").items()}
         # A step neither returns nor changes its inputs, but the module may change them in place.
-        buffers = {name: tensor.clone() for name, tensor in given.by_tensor("buffer").items()}
-        context = LayerContext(given.single("sample_mask"), given.all("random"), in_parts=self.in_parts)
+        buffers = {name: tensor.clone() for name, tensor in step_inputs.by_tensor("buffer").items()}
+        context = LayerContext(step_inputs.single("sample_mask"), step_inputs.all("random"), in_parts=self.in_parts)
         with ExitStack() as stack:
             stack.enter_context(prepare_module(self.module, context, training=True))
             if self.student is not None:
@@ -183,9 +183,9 @@ class _TrainingRun:
                 stack.enter_context(recompute_blocks(self.module, context))
             stack.enter_context(torch.enable_grad())
             result = self._call_with_state(
-                leaves | frozen | buffers, partial(self._run, given, trained, leaves, buffers, context)
+                leaves | frozen | buffers, partial(self._run, step_inputs, trained, leaves, buffers, context)
             )
-        parameters, *rest = self.update(given, result.gradients)
+        parameters, *rest = self.update(step_inputs, result.gradients)
         return (*result.metrics, *parameters, *result.buffers, *chain.from_iterable(rest))
 
     def _call_with_state(self, state: Mapping[str, Tensor], body: Callable[[], _PassResult]) -> _PassResult:
@@ -197,17 +197,17 @@ class _TrainingRun:
 
     def _run(
         self,
-        given: StepInputs,
+        step_inputs: StepInputs,
         trained: Mapping[str, Tensor],
         leaves: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         context: LayerContext,
     ) -> _PassResult:
         """Run forward and backward of the module."""
-        loss, metrics = self._losses(given)
+        loss, metrics = self._losses(step_inputs)
         new_buffers = updated_buffers(self.module, context, buffers)
         # A batch that is all padding or has no label that counts has the loss 0.
-        loss = loss / next(iter(given.all("batch_weight")), metrics[1]).clamp(min=1.0)
+        loss = loss / next(iter(step_inputs.all("batch_weight")), metrics[1]).clamp(min=1.0)
         if not loss.requires_grad:
             raise ExportError(
                 "the loss depends on no trainable parameter; give the network one that its output depends on, "
@@ -219,47 +219,47 @@ class _TrainingRun:
         gradients = apply_post_hooks(leaves, gradients, trained)
         return _PassResult(metrics=(loss.detach(), *metrics), gradients=gradients, buffers=new_buffers)
 
-    def _losses(self, given: StepInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _losses(self, step_inputs: StepInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the sum of all losses, and the metrics of the prediction."""
         settings = self.objective
         rule = OBJECTIVES[settings.name]
-        inputs, labels = given.single("input"), given.single("label")
-        exits = self._mask_logits(given, run_exits(self.module, inputs))
+        inputs, labels = step_inputs.single("input"), step_inputs.single("label")
+        exits = self._mask_logits(step_inputs, run_exits(self.module, inputs))
         own = losses = rule.losses(settings, exits[-1], labels)
         for logits in exits[:-1]:
             losses = losses + rule.losses(settings, logits, labels)
-        weight = given.coefficient("distillation_weight")
+        weight = step_inputs.coefficient("distillation_weight")
         if self.student is not None:
-            (student,) = self._mask_logits(given, run_exits(self.student.module, inputs))
+            (student,) = self._mask_logits(step_inputs, run_exits(self.student.module, inputs))
             nested = rule.losses(settings, student, labels)
             losses = losses + nested * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
         if settings.distillation == "mutual":
             losses = losses + mutual_distillation(exits, settings) * weight
-        counted = rule.count_mask(labels, given.single("sample_mask"))
+        counted = rule.count_mask(labels, step_inputs.single("sample_mask"))
         return total(losses * counted), label_metrics(settings, exits[-1], labels, own, counted)
 
-    def _mask_logits(self, given: StepInputs, exits: Sequence[Tensor]) -> list[Tensor]:
+    def _mask_logits(self, step_inputs: StepInputs, exits: Sequence[Tensor]) -> list[Tensor]:
         """Set logits of classes that the client lacks to 0 (HeteroFL, section 3.3)."""
         if not self.objective.class_mask:
             return list(exits)
-        return [logits * given.single("class_mask") for logits in exits]
+        return [logits * step_inputs.single("class_mask") for logits in exits]
 
-    def update(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
+    def update(self, step_inputs: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """Return new parameters, each kind of states, scalar states, and summed gradients."""
-        old, summed = given.by_tensor("parameter"), given.by_tensor("gradient")
-        apply = next(iter(given.all("apply")), None)
+        old, summed = step_inputs.by_tensor("parameter"), step_inputs.by_tensor("gradient")
+        apply = next(iter(step_inputs.all("apply")), None)
         totals = {name: summed[name] + part if summed else part for name, part in gradients.items()}
-        groups = apply_optimiser(self.optimiser, given, self._regularise(given, totals), apply)
+        groups = apply_optimiser(self.optimiser, step_inputs, self._regularise(step_inputs, totals), apply)
         if apply is not None:
             groups.append([totals[name] * (1 - apply) if name in totals else summed[name].clone() for name in old])
         return groups
 
-    def _regularise(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _regularise(self, step_inputs: StepInputs, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add the proximal term's gradient (FedProx, section 3.2), then clip."""
         ready = dict(gradients)
         if self.objective.proximal:
-            parameters, anchors = given.by_tensor("parameter"), given.by_tensor("anchor")
-            mu = given.coefficient("proximal_mu")
+            parameters, anchors = step_inputs.by_tensor("parameter"), step_inputs.by_tensor("anchor")
+            mu = step_inputs.coefficient("proximal_mu")
             ready = {name: part + mu * (parameters[name] - anchors[name]) for name, part in ready.items()}
         if self.optimiser.max_gradient_norm:
             limited = clip_gradients(list(ready.values()), self.optimiser.max_gradient_norm)

@@ -26,7 +26,7 @@ def copy_module(module: nn.Module, tensors: Mapping[str, Tensor], precision: tor
     Args:
         module: it is not changed.
         tensors: values of its parameters and buffers, by name; tied ones need one name.
-        precision: of everything else in single precision: buffers, attributes, tensors in lists.
+        precision: converts everything else in single precision: buffers, attributes, tensors in lists.
 
     Raises:
         ExportError: the module cannot be copied.

@@ -28,8 +28,8 @@ class ReplayedRandomness(TorchFunctionMode):
     """Lets layers drop what the given random numbers determine.
 
     Args:
-        randoms: uniform in [0, 1), of the padded batch, in the order of the calls that take them.
-        real_B: which of its samples are run.
+        randoms: uniform numbers in [0, 1) for the padded batch, in the order of the calls that take them.
+        real_B: which samples are real; only these are run.
     """
 
     def __init__(self, randoms: Sequence[Tensor], real_B: Tensor) -> None:  # noqa: N803 - shapes in names
@@ -157,7 +157,7 @@ def _dropout(spread: int) -> _Layer:
     """Drop single elements, or elements with all of their last `spread` dimensions."""
 
     def drop(
-        given: ReplayedRandomness,
+        randomness: ReplayedRandomness,
         func: Any,
         input: Tensor,  # noqa: A002 - PyTorch's name of it
         p: float = 0.5,
@@ -168,14 +168,14 @@ def _dropout(spread: int) -> _Layer:
             result: Tensor = func(input, p, training, inplace)
             return result
         alone = input.dim() - spread
-        factor = given.dropout_factor((*input.shape[:alone], *[1] * spread), p)
+        factor = randomness.dropout_factor((*input.shape[:alone], *[1] * spread), p)
         return input.mul_(factor) if inplace else input * factor
 
     return drop
 
 
 def _attention(
-    given: ReplayedRandomness,
+    randomness: ReplayedRandomness,
     func: Any,
     query: Tensor,
     key: Tensor,
@@ -185,7 +185,7 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Attend by the weights that PyTorch's own attention gives to each single key."""
+    """Compute attention from the weights that PyTorch's own attention gives to each key."""
     attend = partial(func, attn_mask=attn_mask, dropout_p=0.0, is_causal=is_causal, **options)
     if not dropout_p:
         result: Tensor = attend(query, key, value)
@@ -194,22 +194,22 @@ def _attention(
     weights = attend(query, key, identity)
     if options.get("enable_gqa"):
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    output: Tensor = (weights * given.dropout_factor(weights.shape, dropout_p)) @ value
+    output: Tensor = (weights * randomness.dropout_factor(weights.shape, dropout_p)) @ value
     return output
 
 
-def _multi_head(given: ReplayedRandomness, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _multi_head(randomness: ReplayedRandomness, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace the functions of PyTorch's own module that it calls to drop."""
     heads = inspect.signature(func).bind(*args, **kwargs).arguments["num_heads"]
 
     def dropout(weights: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         if not training or not p:
             return weights
-        return weights * given.dropout_factor((weights.shape[0] // heads, heads, *weights.shape[1:]), p).reshape(
+        return weights * randomness.dropout_factor((weights.shape[0] // heads, heads, *weights.shape[1:]), p).reshape(
             weights.shape
         )
 
-    attention = partial(_attention, given, functional.scaled_dot_product_attention)
+    attention = partial(_attention, randomness, functional.scaled_dot_product_attention)
     with (
         patch.object(functional, "dropout", dropout),
         patch.object(functional, "scaled_dot_product_attention", attention),
@@ -218,7 +218,7 @@ def _multi_head(given: ReplayedRandomness, func: Any, *args: Any, **kwargs: Any)
 
 
 def _recurrent(
-    given: ReplayedRandomness,
+    randomness: ReplayedRandomness,
     func: Any,
     inputs: Tensor,
     states: Any,
@@ -242,8 +242,10 @@ def _recurrent(
         inputs, *ends = func(inputs, own, weights, has_biases, 1, 0.0, train, bidirectional, batch_first)
         last.append(ends)
         if layer < layers - 1:
-            random = given.next()
-            random_ftr = given.select_real(random.reshape(len(random), inputs.shape[1 if batch_first else 0], -1), 2)
+            random = randomness.next()
+            random_ftr = randomness.select_real(
+                random.reshape(len(random), inputs.shape[1 if batch_first else 0], -1), 2
+            )
             inputs = inputs * keep_factor(
                 random_ftr.permute(2, 1, 0) if batch_first else random_ftr.permute(1, 2, 0), dropout
             )
@@ -262,7 +264,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """PyTorch refuses to train on one value for each channel. Its kernel does not, but learns a variance of 0 / 0."""
+    """PyTorch refuses to train on one value per channel. Its kernel accepts it, but with a variance of 0 / 0."""
     if not training or input.numel() > input.shape[1]:
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
     updated = [None if running is None else running.clone() for running in (running_mean, running_var)]
@@ -287,4 +289,4 @@ RANDOM_LAYERS: Mapping[Any, _Layer] = MappingProxyType(
         functional.batch_norm: _batch_norm,
     }
 )
-"""By function: the layers that draw, and the one with a batch that may be too small for PyTorch."""
+"""By function: the layers that draw, and batch norm, for which PyTorch may refuse a small batch."""

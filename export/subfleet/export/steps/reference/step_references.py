@@ -48,15 +48,17 @@ class ForwardReference:
         Raises:
             ExportError: the original module cannot be copied, or not run in this precision.
         """
-        given = StepInputs(self.inputs, tensors)
+        step_inputs = StepInputs(self.inputs, tensors)
         precision = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        module = copy_module(
+            self.module, step_inputs.by_tensor("parameter") | step_inputs.by_tensor("buffer"), precision
+        )
         with torch.no_grad(), compute_in(precision):
-            logits = as_exits(module.eval()(given.single("input")))[-1]
+            logits = as_exits(module.eval()(step_inputs.single("input")))[-1]
             if self.objective is None:
                 return (logits,)
-            real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
-            real, labels = logits[real_B], given.single("label")[real_B]
+            real_B = step_inputs.single("sample_mask") > 0  # noqa: N806 - shapes in names
+            real, labels = logits[real_B], step_inputs.single("label")[real_B]
             count = counted_labels(self.objective, labels).sum()
             loss = own_loss(self.objective, real, labels) / count.clamp(min=1)
             correct = correct_count(self.objective, real, labels)
@@ -113,9 +115,9 @@ class TrainingReference:
         Raises:
             ExportError: the original module cannot be copied, or not run in this precision.
         """
-        given = StepInputs(self.inputs, tensors)
-        reference_pass = self._run_pass(given)
-        results = dict(reference_pass.metrics) | self._carry(given, reference_pass)
+        step_inputs = StepInputs(self.inputs, tensors)
+        reference_pass = self._run_pass(step_inputs)
+        results = dict(reference_pass.metrics) | self._carry(step_inputs, reference_pass)
         results |= {f"new.buffer.{name}": tensor for name, tensor in reference_pass.buffers.items()}
         return tuple(results[value.name].detach() for value in self.outputs)
 
@@ -125,35 +127,35 @@ class TrainingReference:
 
     def layer_outputs(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
         """Return the output tensor of each layer in the forward pass, by name, in the order in which layers ended."""
-        given, outputs = StepInputs(self.inputs, tensors), list[tuple[str, Tensor]]()
-        state = given.by_tensor("parameter") | given.by_tensor("frozen") | given.by_tensor("buffer")
-        module = copy_module(self.module, state, given.single("sample_mask").dtype)
+        step_inputs, outputs = StepInputs(self.inputs, tensors), list[tuple[str, Tensor]]()
+        state = step_inputs.by_tensor("parameter") | step_inputs.by_tensor("frozen") | step_inputs.by_tensor("buffer")
+        module = copy_module(self.module, state, step_inputs.single("sample_mask").dtype)
         for name, layer in module.named_modules():
             layer.register_forward_hook(partial(_record_output, outputs, name))
-        self._run(given, module)
+        self._run(step_inputs, module)
         return outputs
 
-    def _run_pass(self, given: StepInputs) -> _ReferencePass:
-        state = given.by_tensor("parameter") | given.by_tensor("frozen") | given.by_tensor("buffer")
-        module = copy_module(self.module, state, given.single("sample_mask").dtype)
+    def _run_pass(self, step_inputs: StepInputs) -> _ReferencePass:
+        state = step_inputs.by_tensor("parameter") | step_inputs.by_tensor("frozen") | step_inputs.by_tensor("buffer")
+        module = copy_module(self.module, state, step_inputs.single("sample_mask").dtype)
         if not has_hooks(self.module):
-            return self._run(given, module)
+            return self._run(step_inputs, module)
         # A hook may be bound to the module itself, and not to its copy.
-        return call_with_state(self.module, state, partial(self._run, given, module))
+        return call_with_state(self.module, state, partial(self._run, step_inputs, module))
 
-    def _run(self, given: StepInputs, module: nn.Module) -> _ReferencePass:
-        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
-        precision = given.single("sample_mask").dtype
-        labels = given.single("label")[real_B]
-        randomness = ReplayedRandomness(given.all("random"), real_B)
+    def _run(self, step_inputs: StepInputs, module: nn.Module) -> _ReferencePass:
+        real_B = step_inputs.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = step_inputs.single("sample_mask").dtype
+        labels = step_inputs.single("label")[real_B]
+        randomness = ReplayedRandomness(step_inputs.all("random"), real_B)
         with torch.enable_grad(), compute_in(precision), randomness:
             with randomness.watch_layers(module):
-                loss, prediction = self._loss(given, module, given.single("input")[real_B], labels)
+                loss, prediction = self._loss(step_inputs, module, step_inputs.single("input")[real_B], labels)
             count = counted_labels(self.objective, labels).sum()
-            divisor = next(iter(given.all("batch_weight")), count)
+            divisor = next(iter(step_inputs.all("batch_weight")), count)
             loss = loss / divisor.clamp(min=1)
             # Read here: torch.utils.checkpoint runs a norm again, which would count the batch twice.
-            buffers = {name: tensor_of(module, name).detach().clone() for name in given.by_tensor("buffer")}
+            buffers = {name: tensor_of(module, name).detach().clone() for name in step_inputs.by_tensor("buffer")}
             with randomness.repeat_layers(module):
                 loss.backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
         randomness.check_all_taken()
@@ -170,40 +172,44 @@ class TrainingReference:
             gradients={name: part.grad for name, part in module.named_parameters() if part.grad is not None},
         )
 
-    def _loss(self, given: StepInputs, module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, step_inputs: StepInputs, module: nn.Module, inputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the summed loss, and the logits of the prediction."""
-        exits = [self._mask_logits(given, logits) for logits in as_exits(module(inputs))]
+        exits = [self._mask_logits(step_inputs, logits) for logits in as_exits(module(inputs))]
         loss = torch.stack([own_loss(self.objective, logits, labels) for logits in exits]).sum()
-        weight = given.coefficient("distillation_weight")
+        weight = step_inputs.coefficient("distillation_weight")
         if self.student is not None:
             nested = {name: part.extract(tensor_of(module, name)) for name, part in self.student.maps.items()}
             student = copy_module(self.student.module, {}, inputs.dtype)
             (logits,) = as_exits(torch.func.functional_call(student, nested, (inputs,)))
-            logits = self._mask_logits(given, logits)
+            logits = self._mask_logits(step_inputs, logits)
             loss = loss + (1 - weight) * own_loss(self.objective, logits, labels)
             loss = loss + weight * divergence(self.objective, exits[0], logits, labels)
         if self.objective.distillation == "mutual":
             loss = loss + weight * mutual_divergence(self.objective, exits, labels)
         return loss, exits[-1].detach()
 
-    def _mask_logits(self, given: StepInputs, logits: Tensor) -> Tensor:
+    def _mask_logits(self, step_inputs: StepInputs, logits: Tensor) -> Tensor:
         if not self.objective.class_mask:
             return logits
-        return logits.masked_fill(given.single("class_mask") == 0, 0.0)
+        return logits.masked_fill(step_inputs.single("class_mask") == 0, 0.0)
 
-    def _carry(self, given: StepInputs, reference_pass: _ReferencePass) -> dict[str, Tensor]:
+    def _carry(self, step_inputs: StepInputs, reference_pass: _ReferencePass) -> dict[str, Tensor]:
         """Return parameters, states and summed gradients after the step, by name."""
         parameters = dict(reference_pass.module.named_parameters())
-        summed, anchors = given.by_tensor("gradient"), given.by_tensor("anchor")
+        summed, anchors = step_inputs.by_tensor("gradient"), step_inputs.by_tensor("anchor")
         totals = {name: part + summed[name] if summed else part for name, part in reference_pass.gradients.items()}
-        states = dict(given.pairs("optimiser_state"))
+        states = dict(step_inputs.pairs("optimiser_state"))
         results = {f"new.{value.name}": tensor for value, tensor in states.items()}
-        applies = not summed or bool(given.single("apply"))
+        applies = not summed or bool(step_inputs.single("apply"))
         for name, tensor in (summed | totals if summed else {}).items():
             results[f"new.gradient.{name}"] = torch.zeros_like(tensor) if applies and name in totals else tensor
         for name, total in totals.items():
-            pull = given.coefficient("proximal_mu") * (parameters[name].detach() - anchors[name]) if anchors else 0.0
+            pull = (
+                step_inputs.coefficient("proximal_mu") * (parameters[name].detach() - anchors[name]) if anchors else 0.0
+            )
             parameters[name].grad = total + pull
         if applies:
-            results |= take_pytorch_step(self.optimiser, parameters, states, float(given.single("learning_rate")))
+            results |= take_pytorch_step(self.optimiser, parameters, states, float(step_inputs.single("learning_rate")))
         return results | {f"new.parameter.{name}": part for name, part in parameters.items()}
