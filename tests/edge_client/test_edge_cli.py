@@ -382,5 +382,5 @@ def test_an_interrupted_capture_has_every_row_and_an_existing_file_is_left_alone
     with pytest.raises(KeyboardInterrupt):
         capture(CaptureOptions(path=path), SteadyMeter(), sleep=interrupt)
     assert len(read_log(path).rows) == 2
-    with pytest.raises(FileError, match="exists already"):
+    with pytest.raises(FileError, match="already exists"):
         capture(CaptureOptions(path=path), SteadyMeter())

@@ -141,4 +141,4 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 
 
 def _make_error(problem: str) -> TrainingError:
-    return TrainingError(f"the program is no ONNX model ({problem}); it must be fetched or exported again")
+    return TrainingError(f"the program is not an ONNX model ({problem}); it must be fetched or exported again")
