@@ -55,8 +55,8 @@ class DeviceOptions:
         if client_id and user and client_id != user:
             raise ConfigError(
                 f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; they "
-                "must be equal, because the broker's access list names users: omit --id, or use --shared-user if "
-                "several devices share one user"
+                "must be equal, as the broker's access list names users: omit --id, or use --shared-user if several "
+                "devices sign in as one user"
             )
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
         return check_client_id(client_id or user or host or "device")

@@ -128,7 +128,7 @@ class WorkerProcess:
             return report
         if isinstance(report, StartFailed):
             raise report.error()
-        raise BrokenError(f"the worker process {self._child.end()} before it was ready; --verbose shows more")
+        raise BrokenError(f"this device's worker process {self._child.end()} before it was ready; --verbose shows more")
 
     def _poll(self, timeout_s: float) -> Outcome | None:
         """Return the outcome, if any: from a report, from the end of the process, or after killing it."""
@@ -143,7 +143,7 @@ class WorkerProcess:
             report = decode_report(line, self._workplace.work_folder)
         except ProtocolError as error:
             # This line may have been the task's outcome, so the process must be ended.
-            return self._fail_task(f"said what cannot be read ({error})", "failed")
+            return self._fail_task(f"sent an unreadable report ({error})", "failed")
         if isinstance(report, TaskEnded):
             return self._accept(report)
         self._problem = report if isinstance(report, StartFailed) else None
