@@ -220,7 +220,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
         ),
         ({"run_id": "another"}, "is not the current run"),
         ({"round": 7}, "is closed; the run is in round 1"),
-        ({"task_id": "run/r1/ada/7"}, "is not the last one that ada was given"),
+        ({"task_id": "run/r1/ada/7"}, "is not the last task of ada"),
     ],
 )
 def test_impossible_answers_are_refused(changes: dict[str, Any], reason: str) -> None:

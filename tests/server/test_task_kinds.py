@@ -163,9 +163,7 @@ def test_devices_score_paths_only_if_their_scores_are_bounded() -> None:
     text = ["data.partition={name='iid'}", "training.objective.name=mean_squared_error"]
     assert isinstance(read_run("fedoras", text).method, FedorAS)
     assert isinstance(read_run("fedoras", text).model, ChoiceCnn)
-    with pytest.raises(
-        ConfigError, match=r"no bound that one device's word could be held to; set method.search.scoring"
-    ):
+    with pytest.raises(ConfigError, match=r"no bound, so one device's scores could decide; set method.search.scoring"):
         read_run("fedoras", [*text, "method.search.scoring=devices", "model.norm=group"])
     read_run(
         "fedoras",

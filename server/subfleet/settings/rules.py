@@ -158,8 +158,8 @@ def _check_method(record: "Run") -> Iterator[str]:
     search = record.roles.networks.path_search
     if search is not None and search.federated is not None and kind.labels == "numbers":
         yield (
-            f"devices are to score paths, but the errors of objective {objective!r} have no bound that one device's "
-            "word could be held to; set method.search.scoring = 'server'"
+            f"devices are to score paths, but the errors of objective {objective!r} have no bound, so one device's "
+            "scores could decide; set method.search.scoring = 'server'"
         )
     if getattr(record.method, "stop_rounds", 0) and "accuracy" not in kind.metrics:
         yield (
