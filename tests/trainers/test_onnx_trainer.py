@@ -215,7 +215,7 @@ def _with_samples(*shape: int) -> Callable[[Job[Train]], None]:
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
-        (_without_state, ProtocolError, "must give back every parameter"),
+        (_without_state, ProtocolError, "must return every parameter"),
         (_with_target, ProtocolError, "must be 'onnx'"),
         (_with_body, LoadError, "is not an ONNX model"),
         (_with_weights(head_extra=np.zeros(1, np.float32)), ProtocolError, "first 'head.extra'"),

@@ -153,7 +153,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
     if problem:
         raise DataError(
             f"the held-out data {options.held_out!r} do not match the data {options.data!r}: {problem}; "
-            "prepare both in one way"
+            "prepare both in the same way"
         )
 
 

@@ -110,7 +110,7 @@ class AgentStore:
             saved = read_saved(self.folder)
         except ProtocolError as error:
             aside = self._path.with_suffix(".bad")
-            _LOG.warning("the state file %s cannot be used (%s); it is set aside as %s", self._path, error, aside.name)
+            _LOG.warning("the state file %s cannot be used (%s); it was renamed to %s", self._path, error, aside.name)
             try:
                 self._path.replace(aside)
             except OSError as failure:

@@ -53,7 +53,7 @@ def judge(context: RunContext, state: RunState, answer: Answer) -> tuple[Verdict
     if client.task is None or client.task.task_id != answer.task_id:
         if _is_answered(context, state, client, answer):
             return "duplicate", ""
-        return "refused", f"task {answer.task_id!r:.120} is not the last task of client {answer.client_id}"
+        return "refused", f"task {answer.task_id!r:.120} is not the last task of {answer.client_id}"
     return _judge_last_task(context, state, client, client.task, answer)
 
 
