@@ -15,7 +15,6 @@ from subfleet.journal.totals import describe_outliers
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
-from subfleet.reporting.plots import plot_budgets, plot_bytes, plot_memory
 from subfleet.reporting.results import add_metric, copy_models, write_results
 from subfleet.reporting.results import build_summary as summary_of
 from subfleet.reporting.texts import CLIENT_COLUMNS, describe_ending, describe_participation, describe_result
@@ -205,6 +204,8 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("devices", "named"), [(20, True), (21, False), (50, False)])
 def test_legends_name_devices_unless_too_many_leave_no_room_for_the_plot(devices: int, named: bool) -> None:
+    from subfleet.reporting.plots import plot_budgets, plot_bytes, plot_memory  # matplotlib takes long to load
+
     rows = tuple(dataclasses.replace(AGGREGATED, client_id=f"raspberry-pi-{number}") for number in range(devices))
     rounds = (dataclasses.replace(ROUND, clients=rows),)
     assert all(("raspberry-pi-19" in plot(rounds)) is named for plot in (plot_budgets, plot_bytes))

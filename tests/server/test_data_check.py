@@ -105,7 +105,7 @@ TRANSFORM = DataTransform(resize=(3, 2), channels=1)
         (None, {}, ""),
         (None, {"sizes_differ": True}, "its pictures have several sizes, and the run does not resize them; set resize"),
         (TRANSFORM, {"input_shape": (3, 40, 30), "sizes_differ": True}, ""),
-        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be transformed by .* \(6,\) are no pictures"),
+        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be transformed by .* \(6,\) are not pictures"),
         (None, {"input_shape": (7,)}, "its samples have shape"),
         (
             None,

@@ -103,7 +103,7 @@ def test_a_value_with_a_slash_is_a_path_and_any_other_is_a_run_name(grown: Path)
 
 
 def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
-    with pytest.raises(ConfigError, match="takes its model from run 'grown', which it has not done yet"):
+    with pytest.raises(ConfigError, match="takes its model from run 'grown', but has not read it yet"):
         borrow(run="grown").fingerprint()
 
 

@@ -62,9 +62,9 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
 @pytest.mark.parametrize(
     ("classes", "declared", "words"),
     [
-        (NAMES, with_classes("ant", "cow"), "the run knows no class 'cow': its classes are 'ant', 'bee', 'dog'"),
-        ((), with_classes("cat", "dog"), "the run knows no class 'cat', 'dog': its classes are the numbers 0 to 2"),
-        ((), with_classes("2", "3"), "the run knows no class '3'"),
+        (NAMES, with_classes("ant", "cow"), "the run has no class 'cow': its classes are 'ant', 'bee', 'dog'"),
+        ((), with_classes("cat", "dog"), "the run has no class 'cat', 'dog': its classes are the numbers 0 to 2"),
+        ((), with_classes("2", "3"), "the run has no class '3'"),
         ((), replace(profile("ada"), class_counts=(1,) * 4), "its data have 4 classes, but the model has 3"),
         (
             (),
@@ -114,7 +114,7 @@ def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
         ({"classes": ("ant", "ant", "b")}, "has 'ant' twice"),
         (
             {"classes": NAMES, "training": TrainingSettings(objective=ObjectiveSettings(name="mean_squared_error"))},
-            "classes are named, but objective 'mean_squared_error' knows none",
+            "classes is set, but objective 'mean_squared_error' has no classes",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_evaluation_labels_that_are_no_classes_are_refused_before_the_run(
 def test_evaluation_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.test: .* names 2 classes, but the model has 3; name all of them"):
         read_images(tmp_path / "a", "ant", "bee")
-    with pytest.raises(DataError, match=r"data.test: the classes of .* do not fit: the run knows no class 'cow'"):
+    with pytest.raises(DataError, match=r"data.test: the classes of .* do not fit: the run has no class 'cow'"):
         read_images(tmp_path / "b", "ant", "cow", classes=NAMES)
 
 

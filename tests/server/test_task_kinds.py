@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         MLP,
         "binary_cross_entropy",
         {"data": DataSettings(test="t", classes=("a", "b", "c"))},
-        "knows none; leave",
+        "has no classes; omit it",
     ),
     "some names": (
         MLP,
@@ -140,7 +140,7 @@ TAUGHT = ObjectiveSettings(name="cross_entropy", label_smoothing=0.1)
 @pytest.mark.parametrize("option", [{"label_smoothing": 0.1}, {"class_mask": True}, {"distillation": "mutual"}])
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "mean_squared_error"])
 def test_settings_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="knows no classes"):
+    with pytest.raises(ValueError, match="has no classes"):
         ObjectiveSettings(name=name, **option)  # type: ignore[arg-type]
 
 
@@ -163,9 +163,7 @@ def test_devices_score_paths_only_if_their_scores_are_bounded() -> None:
     text = ["data.partition={name='iid'}", "training.objective.name=mean_squared_error"]
     assert isinstance(read_run("fedoras", text).method, FedorAS)
     assert isinstance(read_run("fedoras", text).model, ChoiceCnn)
-    with pytest.raises(
-        ConfigError, match=r"no bound that one device's word could be held to; set method.search.scoring"
-    ):
+    with pytest.raises(ConfigError, match=r"no bound, so one device's scores could decide; set method.search.scoring"):
         read_run("fedoras", [*text, "method.search.scoring=devices", "model.norm=group"])
     read_run(
         "fedoras",

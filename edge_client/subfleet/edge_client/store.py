@@ -110,7 +110,7 @@ class AgentStore:
             saved = read_saved(self.folder)
         except ProtocolError as error:
             aside = self._path.with_suffix(".bad")
-            _LOG.warning("the state file %s cannot be used (%s); it is set aside as %s", self._path, error, aside.name)
+            _LOG.warning("the state file %s cannot be used (%s); it was renamed to %s", self._path, error, aside.name)
             try:
                 self._path.replace(aside)
             except OSError as failure:
@@ -169,7 +169,7 @@ class AgentStore:
         with suppress(OSError):
             if hash_file(path) == blob.sha256:
                 return
-        _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
+        _LOG.warning("blob %s was damaged on this disk and is fetched again", blob.sha256[:12])
         with explain_os_errors(f"the damaged blob {str(path)!r} cannot be removed", "remove it, or check the disk"):
             path.unlink(missing_ok=True)
 

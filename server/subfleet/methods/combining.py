@@ -68,8 +68,8 @@ def _check_supernet(
         )
     if techniques.norms == "calibrated":
         yield (
-            f"norms are 'calibrated', but {name} has no one network whose norms devices could measure; take "
-            "'averaged' or 'recalibrated'"
+            f"norms are 'calibrated', but {name} is a supernet, and devices measure the norms of a whole "
+            "network only; set 'averaged' or 'recalibrated'"
         )
     search = roles.networks.path_search
     if search is not None and search.federated is not None and model.norm == "batch":

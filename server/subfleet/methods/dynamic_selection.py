@@ -88,7 +88,9 @@ class DynamicSelection:
             "the temperature of distillation is not 1": partial(_differs, "temperature"),
         },
     )
-    search: Literal["pareto", "paper"] = parameter("pareto", paper="paper", otherwise="the search algorithm is ours")
+    search: Literal["pareto", "paper"] = parameter(
+        "pareto", paper="paper", otherwise="the search is a Pareto search, not the paper's"
+    )
     rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
     estimates: Literal["planned", "estimated"] = "planned"
     epsilon: Fraction = parameter(0.8)

@@ -122,7 +122,7 @@ def _check_data(
 ) -> Iterator[str]:
     objective, kind = training.objective.name, training.objective.kind
     if data.classes and not kind.over_classes:
-        yield f"data.classes are named, but objective {objective!r} knows none; leave them out"
+        yield f"data.classes is set, but objective {objective!r} has no classes; omit it"
     elif data.classes and len(data.classes) != model.class_count:
         yield f"data.classes names {len(data.classes)}, but must name all {model.class_count} of the model"
     backdoor = any(device.attack is not None and device.attack.TYPE == "backdoor" for device in fleet.devices)
@@ -158,8 +158,8 @@ def _check_method(record: "Run") -> Iterator[str]:
     search = record.roles.networks.path_search
     if search is not None and search.federated is not None and kind.labels == "numbers":
         yield (
-            f"devices are to score paths, but the errors of objective {objective!r} have no bound that one device's "
-            "word could be held to; set method.search.scoring = 'server'"
+            f"devices are to score paths, but the errors of objective {objective!r} have no bound, so one device's "
+            "scores could decide; set method.search.scoring = 'server'"
         )
     if getattr(record.method, "stop_rounds", 0) and "accuracy" not in kind.metrics:
         yield (

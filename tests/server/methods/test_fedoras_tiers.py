@@ -200,7 +200,7 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
         ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
         (
             {"norms": "calibrated", "model": replace(MODEL, norm="batch")},
-            "has no one network whose norms",
+            "is a supernet, and devices measure the norms of a whole network only",
         ),
         ({"data": DataSettings(test="unused")}, "data.validation_samples is 0"),
         ({"model": replace(MODEL, operators=(("conv3",),))}, "the model has no choice of them"),

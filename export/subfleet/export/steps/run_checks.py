@@ -254,12 +254,12 @@ class _RepeatedRuns:
         self._buffers = list(buffers_of(module))
         self._training = training
 
-    def are_alike(self, inputs: Tensor, left: str | None = None) -> bool:
+    def are_alike(self, inputs: Tensor, carried: str | None = None) -> bool:
         """Return whether two runs do the same.
 
         Args:
             inputs: an example.
-            left: the name of the only state that the second run finds as the first one left it; None is all state.
+            carried: the name of the only state that the second run takes over from the first; None means all state.
         """
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = StateSnapshot(self._module)
@@ -267,8 +267,8 @@ class _RepeatedRuns:
         def run_twice(*tensors: Tensor) -> list[Tensor]:
             with SeededRandomness(0):
                 first = self._run(tensors[: len(own)])
-            if left is not None:
-                before.restore(excepted=left)
+            if carried is not None:
+                before.restore(excepted=carried)
             with SeededRandomness(0):
                 return [*first, *self._run(tensors[len(own) :])]
 
