@@ -251,7 +251,7 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
     assert rig.store.blobs.has(programs[-1])
 
 
-def test_what_is_pruned_is_no_update_without_a_ack() -> None:
+def test_pruning_keeps_an_update_without_an_ack() -> None:
     agent = connected_agent()
     task = train_task()
     agent.train(task)

@@ -314,7 +314,7 @@ def paths(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         max_size=3,
     )
 )
-def test_whatever_is_wrong_is_refused_in_words_and_what_is_taken_comes_back(changes: list[Any]) -> None:
+def test_invalid_settings_are_reported_and_valid_ones_survive_a_round_trip(changes: list[Any]) -> None:
     plain = copy.deepcopy(QUICKSTART)
     for path, action, junk in changes:
         node = plain

@@ -325,12 +325,12 @@ def test_devices_own_models_are_shown_with_or_without_an_evaluation(metric: str,
 
 
 def test_data_on_another_scale_are_named_in_report_and_output(tmp_path: Path) -> None:
-    reason = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
+    reason = "its inputs range from 0 to 255, those of the evaluation data from 0 to 1"
     rows = [dataclasses.replace(AGGREGATED, client_id=f"c{number}", data_warning=reason) for number in range(5)]
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(AGGREGATED, *rows)),))
     report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
     sentences = [f"Client c{number}: {reason}" for number in range(3)]
-    sentences.append("The data of 2 more clients do not go with the evaluation data either")
+    sentences.append("The data of 2 more clients differ in scale from the evaluation data too")
     assert list(describe_ending(result))[:4] == sentences
     assert all(f"<p>{line}.</p>" in report for line in sentences)
     assert summary_of("test", result)["data_warnings"] == {f"c{number}": reason for number in range(5)}

@@ -212,7 +212,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
     [
         ({"sample_count": HELD_OUT + 1}, "11 samples were evaluated, but the client's profile has 10"),
         ({"class_counts": (10, 0, 0), "class_correct": (5, 0, 0)}, "3 classes were counted"),
-        ({"label_count": 11, "accuracy": 0.0}, "11 labels were counted, but 10 samples have 10 at most"),
+        ({"label_count": 11, "accuracy": 0.0}, "11 labels were counted, but 10 samples have at most 10"),
         ({"sums": ERRORS}, "errors are reported, but a task of classification has none"),
         (
             {"sums": MetricSums(class_predicted=(5,) * 4)},

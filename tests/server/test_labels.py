@@ -69,7 +69,7 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
         (
             (),
             replace(profile("ada"), class_counts=()),
-            "its labels are floating point numbers, but the run's are classes",
+            "its labels are floating point numbers, but the run's labels are classes",
         ),
     ],
 )
@@ -194,5 +194,5 @@ def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path
     assert {task.classes for task in tasks} == {NAMES}
     assert {request.classes for request in world.exports.requests if isinstance(request, InferRequest)} == {NAMES}
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
-    with pytest.raises(ConfigError, match=r"other settings, which were changed in data\.classes"):
+    with pytest.raises(ConfigError, match=r"have changed since it was started: data\.classes"):
         World(tmp_path, config(data=name_classes((), data), rounds=1), fleet())

@@ -49,7 +49,7 @@ def test_each_kind_fits_families_with_outputs_of_its_labels(objective: str) -> N
         if model in MODELS[objective]:
             assert run_of(model, objective).label_shape is not None
         else:
-            with pytest.raises(ValueError, match=f"training.objective.name is '{objective}', which needs a class of e"):
+            with pytest.raises(ValueError, match=f"training.objective.name is '{objective}', which needs a class"):
                 run_of(model, objective)
 
 
@@ -80,13 +80,13 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         ONE,
         "cross_entropy",
         {},
-        "model.class_count is 1, but one class alone is always right; give it 2 or m",
+        "model.class_count is 1, but with one class every prediction is correct; set 2 or more",
     ),
     "too many numbers": (
         replace(MLP, class_count=1025),
         "mean_squared_error",
         {},
-        "is judged by for 1024 outputs at most",
+        "supports at most 1024 outputs",
     ),
     "names": (
         MLP,
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         {"data": DataSettings(test="t", classes=("a", "b"))},
         "names 2, but must name all 3",
     ),
-    "8 bits": (MLP, "mean_squared_error", {"deploy_quantisation": "static"}, "judged by the class of each sample"),
+    "8 bits": (MLP, "mean_squared_error", {"deploy_quantisation": "static"}, "evaluated by the class of each sample"),
     "8 bits of pixels": (
         FCN,
         "dense_cross_entropy",
@@ -114,15 +114,15 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         "teaches submodels the classes that the whole model predicts.*set distillation.iterations = 0",
     ),
     "a gain of nothing": (MLP, "mean_squared_error", {"method": FedTrans()}, "set method.stop_rounds = 0"),
-    "classes of several numbers": (MLP, "mean_squared_error", emulation("dirichlet"), "take 'iid' or 'natural'"),
+    "classes of several numbers": (MLP, "mean_squared_error", emulation("dirichlet"), "set 'iid' or 'natural'"),
     "classes of labels": (
         MLP,
         "binary_cross_entropy",
         emulation("shard"),
-        "goes by one class or number of each sample",
+        "needs one class or number for each sample",
     ),
-    "classes of pixels": (FCN, "dense_cross_entropy", emulation("pathological"), "take 'iid' or 'natural'"),
-    "a backdoor": (MLP, "binary_cross_entropy", emulation("iid", attack=Backdoor()), "has no class of each sample"),
+    "classes of pixels": (FCN, "dense_cross_entropy", emulation("pathological"), "set 'iid' or 'natural'"),
+    "a backdoor": (MLP, "binary_cross_entropy", emulation("iid", attack=Backdoor()), "has no class for each sample"),
 }
 
 

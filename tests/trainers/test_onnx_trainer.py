@@ -313,7 +313,7 @@ def test_a_program_that_contradicts_its_manifest_is_refused(tmp_path: Path) -> N
         original.manifest, inputs=widen(original.manifest.inputs), outputs=widen(original.manifest.outputs)
     )
     job.program_path.write_bytes(encode_program(replace(original, manifest=manifest)))
-    with pytest.raises(LoadError, match=r"inputs are not those of its manifest, first .*weight"):
+    with pytest.raises(LoadError, match=r"inputs differ from its manifest, first in .*weight"):
         OnnxTrainer().train(job, never)
 
 

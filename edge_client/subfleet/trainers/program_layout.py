@@ -262,7 +262,7 @@ def _check(layout: ProgramLayout, stage: Stage, known: Mapping[tuple[Role, str],
                 )
         needed = [(value.tensor, value.shape) for value in program.inputs if value.role == "gradient"]
         if needed and sorted(needed) != sorted(gradients):
-            raise ProtocolError(f"the chain's program {name!r:.120} takes gradients that are not those of its piece")
+            raise ProtocolError(f"the chain's program {name!r:.120} takes other gradients than its piece has")
         if odd := next((own for own, source in layout.sources[name].fed if not source), None):
             raise ProtocolError(
                 f"the chain's program {name!r:.120} takes {odd!r:.80}, which nothing in the chain provides"

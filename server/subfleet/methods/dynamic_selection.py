@@ -79,7 +79,7 @@ class DynamicSelection:
         varies=("width", "depth"),
         judges=("distillation",),
         departures={
-            "while a submodel has no training program, the device gets the largest one that has": always,
+            "while a submodel has no training program, the device gets the largest one that has one": always,
             "activations are the network's own, without the paper's ReLU6": always,
             "nothing is distilled": lambda method, setting: _find_distillation(method, setting) is None,
             "the teacher is constant during distillation": partial(_differs, "mode"),
