@@ -33,7 +33,7 @@ def run_on_oldest(programs: Mapping[str, tuple[bytes, Arrays]], folder: Path) ->
         text=True,
     )
     assert version == "1.23.2"
-    outputs = {}
+    outputs: dict[str, Arrays] = {}
     for name in programs:
         with np.load(folder / f"{name}.outputs.npz") as arrays:
             outputs[name] = dict(arrays)
