@@ -1,4 +1,4 @@
-"""A liar's process: the agent that a real device runs, with a link that lies, and a trainer that does.
+"""A liar's process: the agent of a real device, with a lying link or trainer.
 
 python benchmarks/liar_benchmark/member.py silent mqtt://127.0.0.1:1883 data.npz held-out.npz profile.toml log.csv state
 """

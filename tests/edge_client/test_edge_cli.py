@@ -295,7 +295,7 @@ def test_join_applies_the_disk_limit_to_its_folder(monkeypatch: pytest.MonkeyPat
         calls.append(arguments)
         raise FileError("this test ends here")
 
-    monkeypatch.setattr(AgentStore, "held", hold)
+    monkeypatch.setattr(AgentStore, "open", hold)
     command = ("join", NOBODY, "--data", data, "--state", str(tmp_path))
     assert cli.main([*command, "--disk-limit", "50M"]) == cli.main(command) == ExitCode.FILE
     assert calls == [(tmp_path, 50_000_000), (tmp_path, 2_000_000_000)]

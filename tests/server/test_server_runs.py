@@ -372,7 +372,7 @@ def test_a_run_without_enough_clients_fails_with_a_reason(tmp_path: Path) -> Non
     devices.pop("cyd")
     world = finish(World(tmp_path, config(deadlines=deadlines), devices))
     assert world.server.state.phase == "failed"
-    assert world.server.state.failure.startswith("2 of 3 clients were there after 20 s; start more clients")
+    assert world.server.state.failure.startswith("2 of 3 clients were present after 20 s; start more clients")
 
 
 def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_loop_within_the_body_of_another_node_is_refused_too() -> None:
     [
         (b"\x30\x00\x00\x00ORTM", "own format"),
         (b"\x3a", "a number has no end"),
-        (b"\x3a\x05\x00", "5 bytes stands where 1 are left"),
+        (b"\x3a\x05\x00", "a field has 5 bytes, but only 1 are left"),
         (b"\x3b\x3c", "wire type 3"),
         (b"\x00\x01", "the tag 0"),
         # A tag that other parsers truncate to 32 bits and read as the graph.

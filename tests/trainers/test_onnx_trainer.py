@@ -217,7 +217,7 @@ def _with_samples(*shape: int) -> Callable[[Job[Train]], None]:
     [
         (_without_state, ProtocolError, "must give back every parameter"),
         (_with_target, ProtocolError, "must be 'onnx'"),
-        (_with_body, LoadError, "is no ONNX model"),
+        (_with_body, LoadError, "is not an ONNX model"),
         (_with_weights(head_extra=np.zeros(1, np.float32)), ProtocolError, "first 'head.extra'"),
         (_with_weights(head_bias=np.zeros(CLASSES + 1, np.float32)), ProtocolError, "of shape"),
         (_with_weights(head_bias=np.zeros(CLASSES, np.float64)), ProtocolError, "float64"),

@@ -147,5 +147,5 @@ def test_a_program_that_sums_no_gradients_cannot_score(tmp_path: Path) -> None:
         memory_limit_bytes=2**30,
         output_path=Path("unused"),
     )
-    with pytest.raises(ProtocolError, match="the program sums no gradients"):
+    with pytest.raises(ProtocolError, match="the program does not sum gradients"):
         OnnxTrainer().score(job, never)

@@ -55,7 +55,7 @@ class DeviceOptions:
         if client_id and user and client_id != user:
             raise ConfigError(
                 f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's "
-                "access list goes by the user, so they must be the same: leave --id out, or say --shared-user where "
+                "access list goes by the user, so they must be the same: leave --id out, or use --shared-user where "
                 "many devices sign in as one user"
             )
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]

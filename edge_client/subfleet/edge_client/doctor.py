@@ -34,7 +34,7 @@ _OLDEST: Mapping[str, str] = MappingProxyType({"numpy": "1.26"})
 """Oldest versions of packages that a board's system may bring."""
 _READS_DATA = frozenset({"numpy", "Pillow"})
 _ENABLE_LIMITS = (
-    "say --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
+    "use --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
     "/boot/firmware/cmdline.txt) and start the board again"
 )
 _OPEN_TIMEOUT_S = 5.0
@@ -119,7 +119,7 @@ def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[s
     )
     remedy = ""
     if ControlGroups().lacks_memory_limits():
-        text += "; this kernel cannot limit a container's memory, so that whatever limit this one was given is void"
+        text += "; this kernel cannot limit a container's memory, so any limit of this container has no effect"
         remedy = _ENABLE_LIMITS
     return Finding(check="memory", text=text, remedy=remedy), budget_bytes
 

@@ -152,7 +152,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
         problem = find_scale_problem(held_out.inputs, trained.inputs)
     if problem:
         raise DataError(
-            f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "
+            f"the held-out data {options.held_out!r} do not match the data {options.data!r}: {problem}; "
             "prepare both in one way"
         )
 

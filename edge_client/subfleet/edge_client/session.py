@@ -186,7 +186,7 @@ class EdgeSession:
             self._handle(Stopping())
         except FileError as error:
             # The next start will count this as a crash during the task; no result is lost.
-            _LOG.warning("it cannot be written down that the work is stopped: %s", error)
+            _LOG.warning("the stop of the task cannot be saved: %s", error)
         self._worker.stop()
         if self._connected:
             reason = "the run is over" if self._left else "it was stopped"

@@ -169,7 +169,7 @@ class AgentStore:
         with suppress(OSError):
             if hash_file(path) == blob.sha256:
                 return
-        _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
+        _LOG.warning("blob %s was damaged on this disk and is fetched again", blob.sha256[:12])
         with explain_os_errors(f"the damaged blob {str(path)!r} cannot be removed", "remove it, or check the disk"):
             path.unlink(missing_ok=True)
 

@@ -150,7 +150,7 @@ class TaskWork:
         except SubfleetError as error:
             return _explain_failure(task, error)
         except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
-            _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
+            _LOG.warning("task %s: the trainer raised an unexpected error", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
 
     def _run(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:

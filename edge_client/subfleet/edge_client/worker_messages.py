@@ -176,7 +176,7 @@ def decode_report(line: bytes, work_folder: Path) -> Report:
         message = TrainingOutput(task_id=message.task_id, result=message.result, output_path=path)
     if isinstance(message, TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed):
         return TaskEnded(outcome=message, held_bytes=held_bytes)
-    raise ProtocolError(f"a process that does tasks sent {type(message).__name__}, but must send a report")
+    raise ProtocolError(f"a worker process sent {type(message).__name__}, but must send a report")
 
 
 def _read(line: bytes) -> tuple[Any, int]:

@@ -131,7 +131,7 @@ def make_scoring_batches(
         ProtocolError: the program sums no gradients.
     """
     if layout.apply is None:
-        raise ProtocolError("the program sums no gradients, but a candidate is scored by them; export it to accumulate")
+        raise ProtocolError("the program does not sum gradients, which scores need; export it with accumulate")
     settings, batch_count = job.work.settings, job.work.batches
     size = min(settings.batch_size, len(dataset) // batch_count)
     if size < 1:

@@ -98,7 +98,7 @@ def _check_fed(value: ValueInfo, batch_size: int) -> None:
     if not fits or value.role in (*_SUMS, "logits"):
         raise ProtocolError(
             f"the program's input {value.name!r:.80} is {value.role} of type {value.dtype} and shape {value.shape}, "
-            f"which nobody can feed with batches of {batch_size}"
+            f"which cannot be fed with batches of {batch_size}"
         )
 
 

@@ -107,14 +107,14 @@ class ProgramLayout:
     def for_training(self) -> StepLayout:
         """The layout of a training program; raises ProtocolError if it is not one."""
         if not isinstance(self.values, StepLayout):
-            raise ProtocolError("the program is no training program, but must be one; name another")
+            raise ProtocolError("the program is not for training; name a training program")
         return self.values
 
     @property
     def for_evaluation(self) -> EvaluationLayout:
         """The layout of an evaluation program; raises ProtocolError if it is not one."""
         if not isinstance(self.values, EvaluationLayout):
-            raise ProtocolError("the program is no evaluation program, but must be one; name another")
+            raise ProtocolError("the program is not for evaluation; name an evaluation program")
         return self.values
 
     def check_paths(self, *, named: bool) -> None:
@@ -124,7 +124,7 @@ class ProgramLayout:
             ProtocolError: otherwise.
         """
         if named and self.plain:
-            raise ProtocolError("the program is in one piece, but paths are drawn of chains alone; name another")
+            raise ProtocolError("the program is not a chain, but paths are only drawn from chains; name another")
         if not named and not self.plain:
             raise ProtocolError("the program is a chain, but the task names no paths through it; name another")
 

@@ -62,7 +62,7 @@ def _judge_last_task(
 ) -> tuple[Verdict, str]:
     expected, phases = _ANSWERS[type(task.work)]
     if not isinstance(answer, (Refusal, expected)):
-        return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
+        return "refused", f"a message of kind {answer.KIND!r} does not answer that task"
     if client.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
     if state.phase not in phases or client.stage != ("scoring" if isinstance(task.work, Score) else "out"):
@@ -106,7 +106,7 @@ def _find_example_problem(context: RunContext, state: RunState, task: Task, answ
         return f"there are examples of {count} choices, but no paths were drawn" if count else ""
     operators = get_network(context, state.lineages, task.architecture).network.operators_of(task.architecture)
     if {choice for choice, _ in answer.operator_examples} != operators.keys():
-        return "there must be examples of every choice of the supernet and of no other, but there are not"
+        return "the examples must be of exactly the choices of the supernet, but are not"
     expected = work.settings.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
         if not {operator for operator, _ in counts} <= set(operators[choice]):

@@ -50,7 +50,7 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if now_s - state.live.entered_s < context.config.deadlines.join_s:
         return state, ()
     failure = (
-        f"{there} of {context.config.min_clients} clients were there after {context.config.deadlines.join_s:g} s; "
+        f"{there} of {context.config.min_clients} clients were present after {context.config.deadlines.join_s:g} s; "
         "start more clients or lower min_clients"
     )
     return state.fail(failure, now_s), ()
