@@ -26,7 +26,7 @@ from subfleet.transport.waiting import WaitingTransport
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take part until the run is over."""
+    """Take part until the run is finished."""
     kind, address, data, held_out, profile_file, log_file, state = arguments
     topics, profile = Topics(), load_profile(profile_file)
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)

@@ -82,7 +82,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", "http://host", "--data", "x"), 10, "mqtt://host:port"),
         (("join", NOBODY, "--data", "x", "--profile", "toaster"), 10, "toaster"),
         (("join", NOBODY, "--data", "x", "--fleet", "a/b"), 10, "a/b"),
-        (("join", "mqtt://me@h", "--data", "x", "--id", "you"), 10, "leave --id out"),
+        (("join", "mqtt://me@h", "--data", "x", "--id", "you"), 10, "omit --id"),
         (("join", NOBODY, "--data", "x", "--ca", "absent.pem"), 10, "--ca is for TLS"),
         (("join", "mqtts://h", "--data", "x", "--ca", "absent.pem"), 11, "absent.pem"),
         (("join", "mqtts://h", "--data", "x", "--key", "absent.pem"), 10, "--cert names no certificate"),
@@ -375,5 +375,5 @@ def test_an_interrupted_capture_has_every_row_and_an_existing_file_is_left_alone
     with pytest.raises(KeyboardInterrupt):
         capture(CaptureOptions(path=path), SteadyMeter(), sleep=interrupt)
     assert len(read_log(path).rows) == 2
-    with pytest.raises(FileError, match="exists already"):
+    with pytest.raises(FileError, match="already exists"):
         capture(CaptureOptions(path=path), SteadyMeter())

@@ -72,6 +72,6 @@ def _train(trainer: Trainer, folder: Path, work: Path) -> None:
         raise BrokenError(f"training with it failed: {what}; install another build of it") from error
     if not math.isclose(result.loss, expected, rel_tol=_TOLERANCE):
         raise BrokenError(
-            f"two steps of training ended with a loss of {result.loss:.6g}, but {expected:.6g} is right: this build "
-            "computes something else; install another one"
+            f"two training steps gave a loss of {result.loss:.6g} instead of {expected:.6g}: this build computes wrong "
+            "results; install another one"
         )

@@ -1,4 +1,4 @@
-"""FailedAttempts packages and runtimes in child processes: one that aborts ends its child only.
+"""Tries packages and runtimes in child processes: one that aborts ends only its child.
 
 A build for a newer processor ends its process at the first instruction that this one lacks, without an exception that
 could be caught; so does a library that calls `abort`, or one for which there is no memory.
@@ -39,15 +39,15 @@ _DEATHS: Mapping[int, tuple[str, str]] = MappingProxyType(
             "this processor ({machine}) lacks an instruction that {package} was built with (SIGILL)",
             "that build is for a newer processor; " + _ANOTHER,
         ),
-        signal.SIGSEGV: ("{package} touched memory that it does not have (SIGSEGV)", _ANOTHER),
+        signal.SIGSEGV: ("{package} accessed invalid memory (SIGSEGV)", _ANOTHER),
         signal.SIGBUS: (
-            "{package} read memory or a file that is not whole (SIGBUS)",
+            "{package} accessed a truncated file or faulty memory (SIGBUS)",
             "check the disk, and install {package} again",
         ),
-        signal.SIGFPE: ("{package} computed what this processor cannot (SIGFPE)", _ANOTHER),
-        signal.SIGABRT: ("{package} gave up (SIGABRT{said})", _ANOTHER),
+        signal.SIGFPE: ("{package} caused an arithmetic error (SIGFPE)", _ANOTHER),
+        signal.SIGABRT: ("{package} aborted (SIGABRT{said})", _ANOTHER),
         signal.SIGKILL: (
-            "it was killed (SIGKILL), as the kernel does where memory ends",
+            "it was killed (SIGKILL), probably because memory ran out",
             "free some memory, add swap, or raise the limit of the container",
         ),
         signal.SIGSYS: (
@@ -56,7 +56,7 @@ _DEATHS: Mapping[int, tuple[str, str]] = MappingProxyType(
         ),
     }
 )
-_OTHER_DEATH = ("signal {number} ended it", _ANOTHER)
+_OTHER_DEATH = ("it was terminated by signal {number}", _ANOTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,7 @@ def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> 
         provider: what is to compute.
         deadline_s: how long that may take.
     """
-    (result,) = _try(["runtime", name, provider], ["the runtime"], deadline_s)
-    return result
+    return _try(["runtime", name, provider], ["the runtime"], deadline_s)[0]
 
 
 def _try(trial: Sequence[str], subjects: Sequence[str], deadline_s: float) -> list[TrialResult]:
@@ -124,7 +123,7 @@ def _try(trial: Sequence[str], subjects: Sequence[str], deadline_s: float) -> li
     except subprocess.TimeoutExpired as error:
         stage, results = _read_reports(error.stdout or b"")
         remedy = "install it again, or choose another runtime with --runtime"
-        return [*results, _make_broken(f"it was {stage} for {deadline_s:g} s without an end", remedy)]
+        return [*results, _make_broken(f"it did not finish within {deadline_s:g} s while it was being {stage}", remedy)]
     except OSError as error:
         remedy = "let this user start Python, or free memory"
         broken = _make_broken(f"no process can be started to try it ({error.strerror})", remedy)
@@ -145,7 +144,8 @@ def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess
 
 def _read_reports(output: bytes) -> tuple[str, list[TrialResult]]:
     """Read the last stage of the child, and its reports."""
-    stage, results = "started", []
+    stage = "started"
+    results: list[TrialResult] = []
     for line in output.splitlines():
         report = json.loads(line)
         if "stage" in report:
@@ -176,7 +176,7 @@ def explain_death(returncode: int, stderr_text: str, stage: str, package: str) -
     last = f"{lines[-1]:.200}" if lines else ""
     if returncode >= 0:
         return _make_broken(
-            f"its process ended with {returncode} while it was {stage}{f' ({last})' if last else ''}",
+            f"its process ended with exit code {returncode} while it was being {stage}{f' ({last})' if last else ''}",
             _ANOTHER.format(package=package),
         )
     what, remedy = _DEATHS.get(-returncode, _OTHER_DEATH)
@@ -187,7 +187,7 @@ def explain_death(returncode: int, stderr_text: str, stage: str, package: str) -
         "number": -returncode,
         "said": f": {last}" if last else "",
     }
-    return _make_broken(f"{what.format(**words)} while it was {stage}", remedy.format(**words))
+    return _make_broken(f"{what.format(**words)} while it was being {stage}", remedy.format(**words))
 
 
 def _make_broken(text: str, remedy: str) -> TrialResult:

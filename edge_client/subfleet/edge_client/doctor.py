@@ -126,7 +126,7 @@ def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[s
 
 def _skip_check(check: str, package: str) -> Finding:
     """Report that a check is skipped, because it would end this process."""
-    return Finding(check=check, code=BrokenError.exit_code, text=f"not tried, as {package} does not work")
+    return Finding(check=check, code=BrokenError.exit_code, text=f"not tested, because {package} does not work")
 
 
 def _run_check(check: str, look: Callable[[], str]) -> Finding:
@@ -181,7 +181,7 @@ def _check_runtimes(profile: DeviceProfile, tried: Mapping[str, TrialResult]) ->
         if result.broken:
             findings.append(_explain_unusable(f"runtime {name}", result))
         elif not result.works:
-            findings.append(Finding(check=f"runtime {name}", text=f"not used, as {result.text}"))
+            findings.append(Finding(check=f"runtime {name}", text=f"not used: {result.text}"))
     return findings
 
 

@@ -141,7 +141,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         help="do not report minimum, maximum, mean and deviation of the inputs to the server",
     )
     parser.add_argument("--wait", action="store_true", help="wait for a broker that is not reachable yet")
-    parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
+    parser.add_argument("--leave-when-finished", action="store_true", help="exit with 0 when the run is finished")
     parser.add_argument(
         "--leave-with-stdin", action="store_true", help="stop when standard input ends, for use as a child process"
     )

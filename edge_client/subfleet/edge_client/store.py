@@ -110,7 +110,7 @@ class AgentStore:
             saved = read_saved(self.folder)
         except ProtocolError as error:
             aside = self._path.with_suffix(".bad")
-            _LOG.warning("the state file %s cannot be used (%s); it is set aside as %s", self._path, error, aside.name)
+            _LOG.warning("the state file %s cannot be used (%s); it was renamed to %s", self._path, error, aside.name)
             try:
                 self._path.replace(aside)
             except OSError as failure:
@@ -259,7 +259,7 @@ def _hold_lock(folder: Path) -> Iterator[None]:
     with _open_lock(folder) as file:
         try:
             if not lock(file, wait=False):
-                _LOG.warning("the file system of %s has no locks; start no other agent in this folder", folder)
+                _LOG.warning("the file system of %s does not support locks; do not start another agent in it", folder)
         except BlockingIOError:
             raise FileError(
                 f"the state folder {str(folder)!r} is in use by another agent; stop that one, or choose another folder "

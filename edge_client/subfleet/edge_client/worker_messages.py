@@ -185,7 +185,7 @@ def _read(line: bytes) -> tuple[Any, int]:
         raise ProtocolError(f"a line is {type(plain).__name__}, but must be an object")
     held_bytes = from_plain(int, plain.pop(_HELD, 0), _HELD)
     if len(plain) != 1 or (name := next(iter(plain))) not in _KINDS:
-        raise ProtocolError(f"a line holds {sorted(plain)!r:.80}, but must hold one of {sorted(_KINDS)}")
+        raise ProtocolError(f"a line has the keys {sorted(plain)!r:.80}, but must have one of {sorted(_KINDS)}")
     return from_plain(_KINDS[name], plain[name]), max(held_bytes, 0)
 
 

@@ -81,7 +81,7 @@ def check_self_contained(program: bytes | memoryview) -> None:
                 raise _make_error(f"messages are nested more than {_MOST_DEPTH} deep")
     if body:
         raise TrainingError(
-            f"a node of the program is {body.decode()!r}, whose body may run without an end, but a step must be a "
+            f"a node of the program is {body.decode()!r}, whose body may run forever, but a step must be a "
             "plain sequence of operators; nothing was run, export it again without it"
         )
 
@@ -137,7 +137,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, position + index + 1
-    raise _make_error("a number has no end")
+    raise _make_error("a number is truncated or too long")
 
 
 def _make_error(problem: str) -> TrainingError:
