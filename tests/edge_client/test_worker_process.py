@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from agent.agent_cases import PROGRAM, blob, evaluate_task, score_task, train_task
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.task_work import Outcome, TrainingOutput
 from subfleet.edge_client.worker_messages import Workplace
