@@ -70,6 +70,8 @@ FEW_NUMBERS = (2**63 - 1, 5e-324, 1.7976931348623157e308)
 class WithEve(Fleet):
     """A fleet with one more member, which sends any valid message; a journal saves every step."""
 
+    repeats_steps = False  # the tests of random events repeat them
+
     def __init__(self) -> None:
         super().__init__()
         self.engine = sql.create_engine("sqlite://")
