@@ -67,8 +67,8 @@ def test_a_killed_server_process_ends_with_the_same_bits(tmp_path: Path, url: st
         while server.poll() is None and time.monotonic() < limit_s:
             for device in devices:
                 device.step()
-            time.sleep(0.005)
-            if kills < 3 and kill_at_s == math.inf and task_count < (task_count := _count_tasks(devices)):
+            time.sleep(0.01)
+            if kills < 2 and kill_at_s == math.inf and task_count < (task_count := _count_tasks(devices)):
                 kill_at_s = time.monotonic() + generator.uniform(0.0, 0.2)
             if time.monotonic() >= kill_at_s:
                 server.kill()
