@@ -1,4 +1,4 @@
-"""How fast updates are aggregated, against this machine's memory and against a plain PyTorch loop, and in which memory.
+"""Speed and memory of aggregating updates, compared with this machine's memory and with a plain PyTorch loop.
 
 python benchmarks/aggregate.py                    # prints tables; minutes
 python benchmarks/aggregate.py --json             # ends with one JSON object
@@ -6,9 +6,9 @@ python benchmarks/aggregate.py --threads 1 --clients 10 100
 python benchmarks/aggregate.py --write            # and writes benchmarks/results/aggregate.md
 python benchmarks/aggregate.py --device cuda --write       # the same on a GPU: benchmarks/results/gpu.md
 
-The updates are float32 and of full width. A rate counts the bytes of updates, each once. The copy rate is that of
-`Tensor.copy_` on tensors as large as all distinct updates together, likewise counting the bytes copied once: a copy
-reads and writes each of them. Both use the same threads and the same updates, in turn; medians.
+The updates are float32 and of full width. A rate counts each byte of the updates once. The copy rate is that of
+`Tensor.copy_` on tensors as large as all distinct updates together; it also counts each copied byte once, although a
+copy reads and writes it. Both use the same threads and updates, in turn; medians.
 """
 
 import argparse
@@ -41,7 +41,7 @@ NETWORK: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(
 """ResNet-18: 11 million numbers in 60 tensors."""
 SMALL: Family = Mlp(input_shape=(64,), class_count=2, widths=(64,), depths=(1,))
 BATCH = 8
-"""Updates that are in memory at a time and pass over the sums together."""
+"""Updates that are in memory at a time, and are added to the sums together."""
 CLIENTS = (10, 100, 1000)
 REPEATS = 7
 GIGABYTE = 1e9
@@ -69,7 +69,7 @@ def main() -> None:
         _print_progress(f"the load average is {os.getloadavg()[0]:.1f}: rates of threads are not to be trusted")
     model = SMALL if options.smoke else NETWORK
     table = [measure_rates(network_of(model), count, torch.device(options.device)) for count in options.clients]
-    # The memory of a GPU is not the process's.
+    # The memory of a GPU does not belong to the process.
     on_cpu = options.device == "cpu"
     peaks = {count: _measure_peak_in_process(count, options.threads) for count in options.clients if on_cpu}
     text = build_page(table, peaks, options.device)
@@ -95,7 +95,7 @@ def measure_rates(network: Network, clients: int, device: torch.device) -> Rates
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run(BATCH)
-    # A copy is short: one before each of the others, so that all see the same load of the machine.
+    # A copy is short: one runs before each of the others, so that all see the same load of the machine.
     for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
         seconds[name].append(_measure_seconds(partial(runs[name], clients), device))
     bps = {
@@ -142,7 +142,7 @@ def draw_model(network: Network, device: torch.device) -> dict[str, Tensor]:
 
 
 def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tensor]]:
-    """Draw one batch of distinct updates, far more than a cache holds; more clients send them again."""
+    """Draw one batch of distinct updates, far larger than caches; further clients send the same ones."""
     generator = torch.Generator().manual_seed(1)
     return [
         {
@@ -154,9 +154,9 @@ def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tenso
 
 
 def measure_peak_growth(clients: int) -> int:
-    """Peak growth of resident memory over a round in this process, without model and updates."""
+    """Peak growth of this process's resident memory during a round, without model and updates."""
     cpu = torch.device("cpu")
-    # Code that a process compiles once does not count as memory of a round.
+    # Code that a process compiles once does not count for a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
     aggregate(tiny, draw_model(tiny, cpu), draw_updates(tiny, cpu), 1, 1)
     network = network_of(NETWORK)

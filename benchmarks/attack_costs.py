@@ -1,8 +1,8 @@
-"""What attacks cost in the league's games: the fraction of the accuracy without one, mean of the last five rounds.
+"""Costs of attacks in the league's games: the lost fraction of the attack-free accuracy, mean of the last five rounds.
 
 subfleet run league-depth --runs runs/league
 python benchmarks/attack_costs.py runs/league/league-depth-*     # a Markdown table
-python benchmarks/attack_costs.py --smoke                        # of games that are played for it, in seconds
+python benchmarks/attack_costs.py --smoke                        # plays games itself, in seconds
 
 Each entrant's loss is compared with FedFA's in the same games, paired over seeds.
 """
@@ -23,7 +23,7 @@ from subfleet.settings.run import Run
 ATTACKS = ("shuffled-5", "shuffled-1", "shuffled", "backdoor")
 RIVAL, HONEST = "fedfa", "honest"
 LAST_ROUNDS = 5
-"""Attackers are drawn for some rounds and not for others."""
+"""Rounds to average over, as attackers are not drawn in every round."""
 _SMALL = (
     *DIGITS,
     *("min_clients=6", "clients_per_round=3", "fleet.devices.0.count=2"),
@@ -36,7 +36,7 @@ HEADS = ("game", "entrant", "attack", "seeds", "accuracy %", "lost %", f"lost, l
 def main() -> int:
     """Print the table for the folders of runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
+    parser.add_argument("folders", nargs="*", type=Path, help="folders of finished runs")
     options = parse_arguments(parser)
     with open_run_folders(options, "league-depth", *_SMALL, include=_is_small) as folders:
         return print_tables(folders)

@@ -1,18 +1,18 @@
-"""Chains of programs against one program of the same path: time of a step, planned and measured memory, exports.
+"""Chains of programs compared with one program of the same path: step time, planned and measured memory, exports.
 
 python benchmarks/chains.py                             # prints tables
 python benchmarks/chains.py --networks cnn_s --targets onnx --paths 2
 python benchmarks/chains.py --json                      # ends with one JSON object
 python benchmarks/chains.py --write                     # and writes benchmarks/results/chains.md
-python benchmarks/chains.py --spoil plan                # plans without what paths keep: has to fail
+python benchmarks/chains.py --spoil plan                # plans without the memory that paths keep: must fail
 
 The networks are the presets of FedorAS at their own sizes, for CIFAR-10, for 12 spoken words and for characters. Paths
-are drawn, all equally likely. Each is trained by the device's own trainer, in turns, by the supernet's chain and by the
-program of the path as a network of its own, which computes activations again as the chain does. Every training is a
-fresh process with one thread; of steps the median over the turns counts, of memory the most.
+are drawn uniformly. The device's own trainer trains each one in turns by the supernet's chain and by the program of the
+path as a separate network, which recomputes activations as the chain does. Every training is a fresh process with one
+thread. Step times are medians over the turns, memory is the maximum.
 
-The exit status is 1 where a chain's step takes more than 1.5 times the program's, or plans are not 0.95 to 1.10 of what
-was measured.
+The exit status is 1 if a chain's step takes more than 1.5 times the program's, or plans are not 0.95 to 1.10 of the
+measured memory.
 """
 
 import argparse
@@ -112,9 +112,9 @@ class Row:
     """Measurements of one path of a network on a target.
 
     Attributes:
-        chain_s, whole_s: a step by the chain, and by the program of the path.
-        planned_bytes, measured_bytes: by the chain.
-        whole_bytes: measured by the program of the path.
+        chain_s, whole_s: seconds of a step of the chain, and of the path's program.
+        planned_bytes, measured_bytes: memory of the chain.
+        whole_bytes: measured memory of the path's program.
     """
 
     network: str
@@ -147,8 +147,8 @@ class WrittenChain:
     """Size and export time of a supernet's chain.
 
     Attributes:
-        places: operators of all choices, and links without one; pieces: different programs among them.
-        seconds: it took; path_seconds: the first path's own program.
+        places: operators of all choices, and links without a choice; pieces: different programs among them.
+        seconds: its export time; path_seconds: that of the first path's own program.
     """
 
     network: str
@@ -164,10 +164,10 @@ class Bench:
     """A network on a target, with its chain written once into a folder with data.
 
     Args:
-        name: of the network.
+        name: name of the network.
         family: its settings.
-        target: of programs.
-        folder: for files.
+        target: target of the programs.
+        folder: folder for files.
     """
 
     def __init__(self, name: str, family: Family, target: str, folder: Path) -> None:
@@ -187,14 +187,14 @@ class Bench:
         """The supernet's chain.
 
         Raises:
-            ValueError: its program has none.
+            ValueError: its program has no chain.
         """
         if self.program.manifest.chain is None:
             raise ValueError(f"the program of {self.name} is no chain")
         return self.program.manifest.chain
 
     def measure_path(self, path: Architecture, turns: int, *, spoil: bool) -> Row:
-        """Train a path in turns by the chain and by its own program."""
+        """Train a path in turns with the chain and with its own program."""
         alone: Family = specialise_family(self.network, path)
         started_s = time.perf_counter()
         whole = self._export(alone, Architecture(), recompute=True)
@@ -341,10 +341,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--paths", type=int, default=3, help="of each network; default 3")
-    parser.add_argument("--turns", type=int, default=3, help="of each path, both ways; default 3")
-    parser.add_argument("--seed", type=int, default=1, help="of the paths that are drawn")
-    parser.add_argument("--spoil", choices=["", "plan"], default="", help="an error that has to be found")
+    parser.add_argument("--paths", type=int, default=3, help="paths of each network; default 3")
+    parser.add_argument("--turns", type=int, default=3, help="trainings of each path, both ways; default 3")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the drawn paths")
+    parser.add_argument("--spoil", choices=["", "plan"], default="", help="plant an error that must be found")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parse_arguments(parser, networks=["small"], targets=["onnx"], paths=1, turns=1)

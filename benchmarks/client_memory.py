@@ -1,12 +1,13 @@
-"""Resident memory of a client's process that trains the small CNN: with PyTorch, ONNX Runtime, and native ExecuTorch.
+"""Resident memory of a client's process that trains the small CNN with PyTorch, ONNX Runtime and native ExecuTorch.
 
 python benchmarks/client_memory.py                        # prints a table
 python benchmarks/client_memory.py --json                 # ends with one JSON object
 python benchmarks/client_memory.py --write                # and writes benchmarks/results/client-memory.md
 
 The network is two residual blocks with GroupNorm on batches of 16 of 28x28, trained with SGD and momentum, one thread.
-Every process is a fresh one and holds Python, NumPy and the data set; all of it counts. PyTorch trains as an ordinary
-client would: the module, `torch.optim.SGD` and a loop. The others are the device's own trainers with exported programs.
+Every process is a fresh one and holds Python, NumPy and the data set; all of it counts. PyTorch trains as in an
+ordinary client: the module, `torch.optim.SGD` and a loop. The others are the device's own trainers with exported
+programs.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def train_program(target: str, folder: Path) -> float:
 
 
 def read_resident_bytes(field: str) -> int:
-    """A field of this process: VmHWM is the peak of its resident memory, VmRSS the current size."""
+    """Read a field of this process: VmHWM is its peak resident memory, VmRSS its current size."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -206,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--repeats", type=int, default=3, help="fresh processes of each client; default 3")
+    parser.add_argument("--repeats", type=int, default=3, help="fresh processes for each client; default 3")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
     options = parse_arguments(parser, repeats=1)
     if options.child:

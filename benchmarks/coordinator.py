@@ -1,18 +1,18 @@
-"""What the server's loop does at most in one step, with a thousand members, and what a heartbeat costs.
+"""The longest step of the server's loop with a thousand members, and the cost of a heartbeat.
 
 python benchmarks/coordinator.py                        # every method, default settings; prints tables
 python benchmarks/coordinator.py --json                 # ends with one JSON object
 python benchmarks/coordinator.py --methods fedavg fjord # some of them
 python benchmarks/coordinator.py --write                # and writes benchmarks/results/coordinator.md
-python benchmarks/coordinator.py --smoke                # sees that it runs, in seconds
-python benchmarks/coordinator.py --spoil                # searches within a step, and copies all members: has to fail
+python benchmarks/coordinator.py --smoke                # checks that it runs, in seconds
+python benchmarks/coordinator.py --spoil                # searches within a step, and copies all members: must fail
 
-The pure coordinator is driven by simulated devices and an exporter that has everything at once: two rounds and the
-deployment of a ResNet-18, one round without any program and one after it. Cost estimates are the exporter's own. What
-is made beside the loop is counted apart. Seconds are those of the processor, of one thread.
+The pure coordinator is driven by simulated devices and an exporter that answers at once: two rounds and the deployment
+of a ResNet-18, one round without any program and one after it. Cost estimates are the exporter's own. Work beside the
+loop is counted separately. Seconds are CPU time of one thread.
 
-The exit status is 1 where a step took more than 50 ms, or where a heartbeat costs more among 10,000 members than 1.5
-times what it costs among 100, in the coordinator or in the whole server.
+The exit status is 1 if a step took more than 50 ms, or if a heartbeat among 10,000 members costs more than 1.5 times
+as much as among 100, in the coordinator or in the whole server.
 """
 
 import argparse
@@ -52,12 +52,12 @@ RESULTS = Path(__file__).parent / "results" / "coordinator.md"
 MODEL: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
 SMALL: Family = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,), group_size=2)
 SUPERNET: Family = cnn_l.settings
-"""Of methods that draw paths."""
+"""Settings of methods that draw paths."""
 SMALL_SUPERNET: Family = ChoiceCnn(input_shape=(1, 8, 8), class_count=2, widths=(8,), depths=(1,), last_widths=(16,))
 ENTRANTS: Mapping[str, AnyMethod] = MappingProxyType(
     {
         **{name: kind() for name, kind in METHODS.items()},
-        # By default its search begins after 500 rounds; here after the first.
+        # By default its search begins after 500 rounds, here after the first.
         "fedoras, searching": FedorAS(supernet_rounds=1),
     }
 )
@@ -96,7 +96,7 @@ def create_run(method: AnyMethod, members: int, *, small: bool = False, evaluati
 
 
 def create_exporter() -> EstimatesOf:
-    """A stand-in for the exporter's workers, which estimates each network and its training once."""
+    """A substitute for the exporter's workers, which estimates each network and its training once."""
     estimates: dict[str, MemoryEstimates] = {}
 
     def estimate(network: Network, training: TrainingSettings) -> MemoryEstimates:
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=sorted(ENTRANTS), default=list(ENTRANTS))
-    parser.add_argument("--smoke", action="store_true", help="a small fleet, whose times nobody judges")
+    parser.add_argument("--smoke", action="store_true", help="a small fleet; times are not judged")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--spoil", action="store_true", help="plant an error")

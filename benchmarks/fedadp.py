@@ -1,16 +1,16 @@
-"""What FedADP comes to beside FlexiFed, clusters and clients that stand alone, on the same clients of unequal networks.
+"""Results of FedADP compared with FlexiFed, clusters and standalone clients, on the same clients with unequal networks.
 
 SUBFLEET_DATA=<folder> subfleet run fedadp-game --runs runs/fedadp
 python benchmarks/fedadp.py runs/fedadp/fedadp-game-*                      # Markdown tables
 python benchmarks/fedadp.py runs/fedadp/fedadp-game-* --first fedadp-game-fedadp --largest 0.85
-python benchmarks/fedadp.py runs/fedadp/fedadp-game-* --largest 0.5        # has to fail: nothing is left to gain
+python benchmarks/fedadp.py runs/fedadp/fedadp-game-* --largest 0.5        # must fail: nothing is left to gain
 
-Accuracies of networks are those of the clients' own on the server's samples, after the last round. "Bytes up, as
-published" are what the updates would take if clients sent them as wide and as deep as the union (FedADP, step 4).
+Accuracies of networks are those of the clients' own networks on the server's samples, after the last round. "Bytes up,
+as published" is the size of the updates if clients sent them as wide and as deep as the union (FedADP, step 4).
 Differences from the first entrant are paired over the seeds that both have.
 
-`--largest` is the accuracy of the largest network that is trained on all data in one place, as benchmarks/headroom.py
-finds it. The exit status is 1 where it is not ten points above the median client that stands alone.
+`--largest` is the accuracy of the largest network if it is trained on all data in one place, as measured by
+benchmarks/headroom.py. The exit status is 1 if it is not ten points above the median standalone client.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from subfleet.reporting.comparison import Entrant, measure_difference, read_entr
 from subfleet.settings.run import Run
 
 LEAST = 0.10
-"""Least difference of accuracy between the largest network on all data and the median client that stands alone."""
+"""Least difference of accuracy between the largest network on all data and the median standalone client."""
 _FLOAT_BYTES = 4
 _SMALL = (*DIGITS, *(f"fleet.devices.{index}.runtime=torch" for index in range(6)))
 HEADS = (
@@ -120,7 +120,7 @@ def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> str:
 
 
 def describe_headroom(alone: Entrant, largest: float) -> tuple[str, bool]:
-    """Describe the headroom in a sentence, and say whether it is enough."""
+    """Describe the headroom in a sentence; returns it, and whether it is enough."""
     median = statistics.median(
         accuracy for run in alone.runs.values() for accuracy in read_network_accuracies(run).values()
     )
@@ -133,11 +133,11 @@ def _is_small(run: Run) -> bool:
 
 
 def main() -> int:
-    """See the module's text."""
+    """Print the tables; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
-    parser.add_argument("--first", default="fedadp-game-fedadp", help="the entrant that the others are taken from")
-    parser.add_argument("--alone", default="fedadp-game-standalone", help="the entrant whose clients stand alone")
+    parser.add_argument("folders", nargs="*", type=Path, help="folders of finished runs")
+    parser.add_argument("--first", default="fedadp-game-fedadp", help="the entrant to compare with the others")
+    parser.add_argument("--alone", default="fedadp-game-standalone", help="the entrant with standalone clients")
     parser.add_argument("--largest", type=float, help="accuracy of the largest network on all data, 0 to 1")
     options = parse_arguments(parser)
     with open_run_folders(options, "fedadp-game", *_SMALL, include=_is_small) as folders:

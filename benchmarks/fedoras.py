@@ -1,13 +1,13 @@
-"""What FedorAS comes to on a task: by tier and by client, with its supernet's paths, bytes and multiplications.
+"""Results of FedorAS on a task by tier and client, with its supernet's paths, bytes and multiplications.
 
 SUBFLEET_DATA=<folder> subfleet run benchmarks/fedoras/speech.toml --runs runs/fedoras
 python benchmarks/fedoras.py runs/fedoras/fedoras-speech-*                       # Markdown tables
-python benchmarks/fedoras.py runs/fedoras/fedoras-speech-* --write speech       # puts them into results/fedoras.md
-python benchmarks/fedoras.py runs/fedoras/fedoras-speech-* --spoil stages       # forgets a tier: has to fail
+python benchmarks/fedoras.py runs/fedoras/fedoras-speech-* --write speech       # writes them into results/fedoras.md
+python benchmarks/fedoras.py runs/fedoras/fedoras-speech-* --spoil stages       # drops a tier: must fail
 
-Differences from the first entrant are paired over the seeds that both have. The exit status is 1 where a run of
-`--first` did not go through all stages: a supernet that devices trained, generations that were scored, and for each
-tier a network that came of them and was trained.
+Differences from the first entrant are paired over the seeds that both have. The exit status is 1 if a run of `--first`
+did not complete all stages: a supernet trained by devices, scored generations, and a found and trained network for
+each tier.
 """
 
 import argparse
@@ -164,13 +164,17 @@ def _is_small(run: Run) -> bool:
 
 
 def main() -> int:
-    """See the module's text."""
+    """Print the tables, and write them on request; see the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", type=Path, nargs="*", help="of runs that are over")
-    parser.add_argument("--first", default="opa", help="the entrant that the others are compared with, by its end")
+    parser.add_argument("folders", type=Path, nargs="*", help="folders of finished runs")
+    parser.add_argument(
+        "--first", default="opa", help="the entrant that the others are compared with, by the end of its name"
+    )
     parser.add_argument("--brief", action="store_true", help="leave out the stages of the first entrant")
-    parser.add_argument("--write", default="", metavar="TASK", help="put the tables into benchmarks/results/fedoras.md")
-    parser.add_argument("--spoil", choices=["", "stages"], default="", help="an error that has to be found")
+    parser.add_argument(
+        "--write", default="", metavar="TASK", help="write the tables into benchmarks/results/fedoras.md"
+    )
+    parser.add_argument("--spoil", choices=["", "stages"], default="", help="plant an error that must be found")
     options = parse_arguments(parser)
     with open_run_folders(options, f"{GAMES}/speech.toml", *_SMALL, include=_is_small) as folders:
         return print_tables(folders, options)

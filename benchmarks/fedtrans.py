@@ -1,12 +1,12 @@
-"""What FedTrans comes to beside methods that cut one network: accuracy, multiplications, bytes, and the family tree.
+"""Results of FedTrans compared with methods that cut one network: accuracy, multiplications, bytes and family tree.
 
 SUBFLEET_DATA=<folder> subfleet run benchmarks/fedtrans.toml --runs runs/fedtrans
 python benchmarks/fedtrans.py runs/fedtrans/fedtrans-*                  # Markdown tables
-python benchmarks/fedtrans.py runs/fedtrans/fedtrans-* --write        # puts them into benchmarks/results/fedtrans.md
+python benchmarks/fedtrans.py runs/fedtrans/fedtrans-* --write        # writes them into benchmarks/results/fedtrans.md
 
-Differences from the first entrant are paired over the seeds that both have. The exit status is 1 where a run of
-`--first` did not have three networks or more that were born in it, each trained in 20 rounds or more, and by three
-devices or more whose budget had room for its program.
+Differences from the first entrant are paired over the seeds that both have. The exit status is 1 if a run of `--first`
+has fewer than three new networks that were each trained in 20 rounds or more, by three or more devices with a budget
+for its program.
 """
 
 import argparse
@@ -56,11 +56,11 @@ class TrainedNetwork:
     """How much one network of a run was trained.
 
     Attributes:
-        rounds: in which it was, by anyone.
-        together: in which three devices or more trained it at once.
-        devices: that trained it, each within its budget.
+        rounds: rounds in which any device trained it.
+        together: rounds in which three or more devices trained it.
+        devices: devices that trained it within their budgets.
         often: number of these devices that did so in 20 rounds or more each.
-        trainings: in all.
+        trainings: number of all trainings.
     """
 
     network: str
@@ -173,7 +173,8 @@ def compare_macs(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
             first_macs, other_macs = (
                 [compute_figures(entrant.runs[seed])["gmacs"] for seed in seeds] for entrant in (first, other)
             )
-            yield f"{statistics.fmean(ours / theirs for ours, theirs in zip(first_macs, other_macs, strict=True)):.2f}"
+            ratios = (own / reference for own, reference in zip(first_macs, other_macs, strict=True))
+            yield f"{statistics.fmean(ratios):.2f}"
 
 
 def build_tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
@@ -214,11 +215,11 @@ def _is_small(run: Run) -> bool:
 
 
 def main() -> int:
-    """See the module's text."""
+    """Print the tables, and write them on request; see the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", type=Path, nargs="*", help="of runs that are over")
+    parser.add_argument("folders", type=Path, nargs="*", help="folders of finished runs")
     parser.add_argument("--first", default="fedtrans-fedtrans", help="the entrant that the others are compared with")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/fedtrans.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into benchmarks/results/fedtrans.md")
     options = parse_arguments(parser)
     with open_run_folders(options, f"{HERE}/fedtrans.toml", *_SMALL, include=_is_small) as folders:
         return print_tables(folders, options)

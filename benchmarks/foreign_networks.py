@@ -1,12 +1,12 @@
-"""Networks that others wrote, exported and trained: which are, how far from PyTorch they are, what memory they take.
+"""Third-party networks, exported and trained: which can be exported, their difference from PyTorch, and their memory.
 
 python benchmarks/foreign_networks.py                                        # all of them, as a table; an hour
 python benchmarks/foreign_networks.py --network BERT --target onnx --json    # one program; ends with one JSON object
 python benchmarks/foreign_networks.py --write                                # and writes results/foreign-networks.md
-python benchmarks/foreign_networks.py --rows rows.jsonl --write              # goes on where a run was cut short
-python benchmarks/foreign_networks.py --network BERT --plant gradient        # a wrong program; it must not pass
+python benchmarks/foreign_networks.py --rows rows.jsonl --write              # resumes an interrupted run
+python benchmarks/foreign_networks.py --network BERT --plant gradient        # a wrong program, which must not pass
 
-Each row is added to the file of rows as soon as it is found, and not measured again. It ends with 1 where fewer
+Each row is added to the file of rows as soon as it is measured, and not measured again. The exit status is 1 if fewer
 programs than the goal are written, a plan is off, or a refusal names no layer or no remedy.
 """
 
@@ -32,12 +32,12 @@ from smoke import parse_arguments
 
 RESULTS = Path(__file__).parent / "results" / "foreign-networks.md"
 GOALS: Mapping[str, int] = MappingProxyType({"onnx": 18, "executorch": 16})
-"""By target: how many of the networks must be exported."""
+"""Number of networks that must be exported, by target."""
 MEGABYTE = 1e6
 LOWEST, HIGHEST = 0.95, 1.10
 HIGHEST_OF_SMALL = 1.25
 SMALL_BYTES = 30e6
-"""Of an ExecuTorch program's peak: below, how many pages of its kernels are mapped shows in the ratio."""
+"""Least peak of an ExecuTorch program to judge; below it, the mapped pages of kernels affect the ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,12 @@ class Row:
 
     Attributes:
         network: its name.
-        target: of the program.
-        refused: the exporter's sentence; empty where it was exported.
+        target: target of the program.
+        refused: the exporter's error message; empty if it was exported.
         export_s: seconds to trace, lower, write and verify.
-        max_abs_diff: from PyTorch, as the manifest says.
-        planned_bytes: of its training.
-        measured_bytes: growth of a fresh process while it trained.
+        max_abs_diff: largest difference from PyTorch, according to the manifest.
+        planned_bytes: planned memory of its training.
+        measured_bytes: growth of a fresh process during its training.
     """
 
     network: str
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def fault(self) -> str:
-        """What is wrong with the row; empty if nothing is."""
+        """What is wrong with the row; empty if it is fine."""
         if self.refused:
             named = self.refused.startswith(("layer ", "the network (")) and "; " in self.refused
             return "" if named else "the refusal names no layer or no remedy"
@@ -181,8 +181,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target", action="append", choices=list(GOALS), help="only this target; may be repeated")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/foreign-networks.md")
-    parser.add_argument("--rows", type=Path, help="a file of rows: those that it has are not measured again")
-    parser.add_argument("--plant", choices=PLANTS, default="", help="put an error in, which must be found")
+    parser.add_argument("--rows", type=Path, help="a file of rows; its rows are not measured again")
+    parser.add_argument("--plant", choices=PLANTS, default="", help="plant an error that must be found")
     return parse_arguments(parser, network=["U-Net"], target=["onnx"])
 
 

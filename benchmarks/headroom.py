@@ -1,17 +1,16 @@
-"""How much a task leaves to gain: its largest network against its smallest, and against a linear model.
+"""Headroom of a task: its largest network compared with its smallest, and with a linear model.
 
 python benchmarks/headroom.py benchmarks/fedtrans.toml --largest heterofl --smallest fedavg
 python benchmarks/headroom.py ... --json
-python benchmarks/headroom.py ... --spoil labels    # trains on labels in random order: has to fail
-python benchmarks/headroom.py ... --spoil linear    # takes the linear model for the largest: has to fail
+python benchmarks/headroom.py ... --spoil labels    # trains on labels in random order: must fail
+python benchmarks/headroom.py ... --spoil linear    # uses the linear model as the largest: must fail
 
-Networks are those of entries of the file's sweep. Each is trained in one place, in PyTorch, on all samples that the
-devices train on together, with the run's optimiser and mirrored images where devices mirror them, and a learning rate
-that falls to 0 along a cosine; of the learning rates that are tried, each network has its best. It is tested on the
-server's samples.
+The networks belong to entries of the file's sweep. Each is trained in one place, in PyTorch, on the pooled samples of
+all devices, with the run's optimiser, mirrored images if devices mirror them, and a learning rate that falls to 0 along
+a cosine. Each network gets the best of the tried learning rates. It is tested on the server's samples.
 
-The exit status is 1 where the largest is not ten points or more above each of the others: methods that differ in how
-they give devices larger networks cannot be told apart there.
+The exit status is 1 if the largest is not ten points or more above each of the others: then methods that assign larger
+networks in different ways cannot be distinguished.
 """
 
 import argparse
@@ -53,7 +52,7 @@ class TrainedModel:
     Attributes:
         name: "largest", "smallest" or "linear".
         forward_macs: multiplications of one sample's forward pass.
-        accuracy: on the server's samples.
+        accuracy: accuracy on the server's samples.
         learning_rate: the best of the learning rates that were tried.
     """
 
@@ -75,7 +74,7 @@ class Task:
 
     @classmethod
     def load(cls, run: Run, spoil: Spoiled) -> "Task":
-        """Load the task of a run, with shuffled labels if these are to be spoiled."""
+        """Load the task of a run, with shuffled labels if an error is planted."""
         gathered = gather_run(run)
         inputs, labels = ([getattr(device.data, name) for device in gathered.devices] for name in ("inputs", "labels"))
         train = Dataset(inputs=np.concatenate(inputs), labels=np.concatenate(labels))
@@ -193,17 +192,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print accuracies and differences; return 1 if a difference is too small."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", default="", help="a run file with a sweep")
-    parser.add_argument("--largest", default="", metavar="ENTRY", help="whose network is the largest")
-    parser.add_argument("--smallest", default="", metavar="ENTRY", help="whose network is the smallest")
+    parser.add_argument("--largest", default="", metavar="ENTRY", help="entry with the largest network")
+    parser.add_argument("--smallest", default="", metavar="ENTRY", help="entry with the smallest network")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.02, 0.05], help="learning rates that are tried")
-    parser.add_argument("--linear-rates", type=float, nargs="+", default=[0.0005, 0.002], help="of the linear model")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.02, 0.05], help="learning rates to try")
     parser.add_argument(
-        "--seed", type=int, default=101, help="of first weights, batches and which samples are held out"
+        "--linear-rates",
+        type=float,
+        nargs="+",
+        default=[0.0005, 0.002],
+        help="learning rates to try for the linear model",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's")
-    parser.add_argument("--spoil", choices=["", "labels", "linear"], default="", help="an error that has to be found")
+    parser.add_argument("--seed", type=int, default=101, help="seed of first weights, batches and held-out samples")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the file")
+    parser.add_argument(
+        "--spoil", choices=["", "labels", "linear"], default="", help="plant an error that must be found"
+    )
     parser.add_argument("--json", action="store_true")
     game = {
         "run": f"{HERE}/fedtrans.toml",

@@ -1,18 +1,18 @@
-"""Play every method with sixteen honest members and four liars: do runs end, and what do honest members lose?
+"""Plays every method with sixteen honest members and four liars: whether runs end, and what honest members lose.
 
 python benchmarks/liars.py --methods fedavg oort --seeds 1      # two of the methods, as a table
 python benchmarks/liars.py --write                              # all of them, and writes benchmarks/results/liars.md
 python benchmarks/liars.py --processes                          # three of them, with a process for each member
-python benchmarks/liars.py --unguarded                          # without what keeps liars from deciding: has to fail
+python benchmarks/liars.py --unguarded                          # without the protection against liars: must fail
 python benchmarks/liars.py --smoke                              # one round of one method, without judging
 
-Sixteen members are honest. A claimer says of everything as much as messages may hold; a silent one never answers a
-task; a garbler sends -30 times what it learned, NaN or the tiniest numbers; and a churner returns under a new session
-at each beat, claims one byte of memory, refuses and then sends, and repeats itself. What the honest members come to is
-compared with the same run of these alone: the accuracy on the server's samples of each one's own model, their mean.
+Sixteen members are honest. A claimer claims the largest values that messages can hold; a silent one never answers a
+task; a garbler sends -30 times its change, NaN or the tiniest numbers; and a churner returns with a new session at each
+heartbeat, claims one byte of memory, refuses tasks and then sends updates, and repeats messages. The honest members'
+result is the mean accuracy of their own models on the server's samples. It is compared with the same run without liars.
 
-The exit status is 1 where a run does not end by itself with all of its rounds, or where the honest members of a method
-lose more than two points, the mean over seeds; with --processes, where a process fails or has to be stopped, too.
+The exit status is 1 if a run does not end by itself with all of its rounds, or if the honest members of a method lose
+more than two points, the mean over seeds; with --processes also if a process fails or has to be stopped.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _disable_logs() -> Iterator[None]:
-    """Silence logging: servers log each odd message that they drop."""
+    """Silence logging: servers log each invalid message that they drop."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -77,17 +77,21 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--methods", nargs="+", metavar="METHOD", help=f"some of: {', '.join(METHODS_AND_VARIANTS)} (default: all)"
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method, with seeds 1 to this (default: 3)")
-    parser.add_argument("--rounds", type=int, help="of each run (default: 18; with --processes 10, with oort 30)")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of each run (default: 18; with --processes 10, with oort 30)"
+    )
     parser.add_argument(
         "--processes",
         action="store_true",
         help=f"a server, a broker and a process for each member, by {', '.join(PROCESS_ROUNDS)}",
     )
     parser.add_argument(
-        "--unguarded", action="store_true", help="the planted error: claims count as they are, and no update is suspect"
+        "--unguarded", action="store_true", help="plant the error: claims count unchanged, and no update is suspect"
     )
-    parser.add_argument("--declared-width", type=int, default=512, help="of networks that liars declare (default: 512)")
-    parser.add_argument("--jobs", type=int, default=1, help="methods that are played at once (default: 1)")
+    parser.add_argument(
+        "--declared-width", type=int, default=512, help="width of the networks that liars declare (default: 512)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="methods to play at once (default: 1)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/liars.md, or add to it the part")
     smallest = {"methods": ["fedavg"], "seeds": 1, "rounds": 1, "processes": False}
     options = parse_arguments(parser, arguments, **smallest)

@@ -1,10 +1,10 @@
-"""What attackers cost with each way to treat outliers, and what honest devices of unequal data lose by it.
+"""Costs of attackers with each treatment of outliers, and its costs for honest devices with unequal data.
 
 python benchmarks/outliers.py --outliers scale exclude report     # Markdown tables
 python benchmarks/outliers.py --smoke                             # one round of one game
 
-Seven devices of 60 digits each, one of which may attack; and one device of 1,200 digits beside five of 8. Everything is
-played in one process by the step that programs are made from.
+The fleets are seven devices with 60 digits each, of which one may attack, and one device with 1,200 digits beside five
+with 8. Everything runs in one process, with the step that programs are traced from.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from subfleet.tasks import Dataset, load_digits
 from subfleet.trainers.job_files import write_change
 
 LEARNED = 1400
-"""Of the digits; on the others models are evaluated."""
+"""Number of digits for training; models are evaluated on the others."""
 SAMPLES, DEVICES = 60, 7
 PROFILE = DeviceProfile(name="virtual", title="A device of a benchmark", memory_fraction=0.5, runtimes=("torch",))
 READING = Reading(memory_free_bytes=2 * 10**8, downlink_bps=1e7, uplink_bps=1e6)

@@ -11,7 +11,7 @@ def write_page(path: Path, text: str) -> None:
     """Write measurements to a page, and keep the remarks that a person added at its end.
 
     Args:
-        path: of the page.
+        path: the page.
         text: Markdown that ends with a newline.
     """
     last = path.read_text(encoding="utf-8") if path.exists() else ""

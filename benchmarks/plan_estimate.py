@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""Cost estimates of random submodels against the exact plans of their programs, for every family and target.
+"""Cost estimates of random submodels compared with the exact plans of their programs, for every family and target.
 
     python benchmarks/plan_estimate.py --plans plans.jsonl                     # 20 submodels of each family, as a table
     python benchmarks/plan_estimate.py --plans plans.jsonl --networks large --architectures 10 --target onnx
     python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --write       # judges the whole file
-    python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --spoil 1.3   # has to fail
+    python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --spoil 1.3   # must fail
 
-Exact plans take 1 to 30 s each and do not depend on the model of cost estimates. So they are kept in a file, a line for
-each as soon as it is found, and are not made again where the file has them: a long run can be cut short and split. A
-file holds for one version of the exporter alone; delete it where plans have changed.
+Exact plans take 1 to 30 s each and do not depend on the model of cost estimates. So each is written to a file as soon
+as it is made, and plans in the file are not made again: a long run can be interrupted and split. A file is valid for
+one version of the exporter; delete it if plans have changed.
 
-The exit status is 1 where a row breaks the bounds: half of its cost estimates within 6 % of the exact plan, 95 % within
+The exit status is 1 if a row breaks the bounds: half of its cost estimates within 6 % of the exact plan, 95 % within
 12 %, all within 25 %. Times are reported and not judged; each row is timed in its own process, with one thread.
 """
 
@@ -49,7 +49,7 @@ from subfleet.protocol.submodel import Architecture, parse_architecture
 TARGETS = ("onnx", "executorch", "torch")
 RESULTS = Path(__file__).resolve().parent / "results" / "plan-estimate.md"
 BOUNDS = ((0.06, 0.5), (0.12, 0.95), (0.25, 1.0))
-"""Bound on the error of a cost estimate, and the least fraction of each row's cost estimates within it."""
+"""Bounds on the error of a cost estimate, and the least fraction of each row's cost estimates within each."""
 _TIMED = 5000
 Case = tuple[str, str, str]
 """A row's table of networks, family and target."""
@@ -84,15 +84,15 @@ class Row:
     Attributes:
         architectures: different submodels that were estimated.
         ready_s: CPU seconds to make the cost estimate model.
-        estimates_per_s: in CPU seconds, of many at once.
-        median: of the error without its sign.
-        percentile_95: of the same.
-        worst: of the same.
-        least: error with its sign.
-        most: error with its sign.
+        estimates_per_s: cost estimates per CPU second, many at once.
+        median: median of the absolute error.
+        percentile_95: its 95th percentile.
+        worst: its maximum.
+        least: the smallest signed error.
+        most: the largest signed error.
         within_6: fraction of the cost estimates with an error of at most 6 %.
-        within_12: of at most 12 %.
-        within_25: of at most 25 %.
+        within_12: the same for 12 %.
+        within_25: the same for 25 %.
     """
 
     networks: str
@@ -213,10 +213,10 @@ def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, 
     """Estimate submodels in a fresh process, after one of a tiny network.
 
     Args:
-        job: what to estimate, and the submodels as JSON.
+        job: the case, and the submodels as JSON.
 
     Returns:
-        CPU seconds to make the model, cost estimates in a CPU second, and the cost estimates.
+        CPU seconds to make the model, cost estimates per CPU second, and the cost estimates.
     """
     (_, family, target), texts = job
     config = find_family(job[0])
@@ -332,13 +332,13 @@ def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", choices=sorted(TABLES), default="small", help="which table of networks")
     parser.add_argument(
-        "--architectures", type=int, default=20, help="submodels of each family; 0 judges what the file has"
+        "--architectures", type=int, default=20, help="submodels of each family; 0 only judges the plans in the file"
     )
     parser.add_argument("--family", action="append", choices=sorted(FAMILIES), help="only this one; may be repeated")
     parser.add_argument("--target", action="append", choices=TARGETS, help="onnx and executorch; may be repeated")
-    parser.add_argument("--plans", type=Path, help="a file of exact plans, which is added to")
+    parser.add_argument("--plans", type=Path, help="a file of exact plans; new ones are added")
     parser.add_argument(
-        "--spoil", type=float, default=1.0, metavar="FACTOR", help="multiply every second cost estimate by it"
+        "--spoil", type=float, default=1.0, metavar="FACTOR", help="multiply every second cost estimate by this factor"
     )
     parser.add_argument("--write", action="store_true", help=f"judge all plans of the file, and write {RESULTS.name}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")

@@ -19,7 +19,7 @@ __all__ = ["TABLES", "TINY", "create_request", "draw_architecture", "draw_distin
 
 BATCH_SIZE = 8
 _DRAWS = 20
-"""Random draws per requested submodel before the search for distinct ones ends."""
+"""Random draws per requested submodel until the search for distinct ones ends."""
 PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
 TINY = Mlp(input_shape=(8,), class_count=2, widths=(8,), depths=(1,))
 """Estimated first in each process, so that imports do not count."""
@@ -86,7 +86,7 @@ LARGE = {
         preset("char_lstm", input_shape=(80,), class_count=80),
     )
 }
-"""Networks as they are published."""
+"""Networks as published."""
 WIDE_KERNELS: dict[str, Family] = {
     config.TYPE: config
     for config in (

@@ -1,4 +1,4 @@
-"""Planned against measured peak memory of training programs, each trained in a fresh process by a device's trainer.
+"""Planned and measured peak memory of training programs, each trained in a fresh process by a device's trainer.
 
 python benchmarks/plan_memory.py                          # prints a table of the whole zoo
 python benchmarks/plan_memory.py --model ds_cnn --json    # one model; ends with one JSON object
@@ -24,7 +24,7 @@ from smoke import parse_arguments
 RESULTS = Path(__file__).parent / "results" / "plan-memory.md"
 TARGETS = ("onnx", "executorch")
 MEGABYTE = 1e6
-# A fresh process, for exporting as for training: nothing that another program left behind is reused.
+# A fresh process for exporting as well as for training, so that no memory of another program is reused.
 EXPORT = """
 import json, sys
 from pathlib import Path
@@ -108,12 +108,12 @@ class Case:
     """A program to export and train.
 
     Attributes:
-        model: of the zoo.
-        target: of the program.
+        model: name in the zoo.
+        target: target of the program.
         batch_size: samples that the program takes at once.
         parts: micro-batches of a batch, above 1 with summed gradients.
         recompute: activations in the backward pass.
-        threads: of the trainer.
+        threads: threads of the trainer.
     """
 
     model: str
@@ -265,8 +265,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--model", action="append", help="only this model of the zoo; may be repeated")
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this target; may be repeated")
-    parser.add_argument("--variants", action="store_true", help="also recomputed activations, and batches in 4 parts")
-    parser.add_argument("--threads", type=int, default=1, help="of the trainers")
+    parser.add_argument(
+        "--variants", action="store_true", help="also with recomputed activations, and with batches in 4 parts"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of the trainers")
     options = parse_arguments(parser, model=["mlp"], target=["onnx"])
     rows = []
     for case in list_cases(options):

@@ -1,12 +1,12 @@
-"""Runs the quickstart as a new user does, with an empty program cache, and keeps what it showed.
+"""Runs the quickstart like a new user, with an empty program cache, and stores its output.
 
 python benchmarks/quickstart.py                    # the default seed and two others: a table
-python benchmarks/quickstart.py --seeds 3          # the default seed alone
+python benchmarks/quickstart.py --seeds 3          # only the default seed
 python benchmarks/quickstart.py --write            # writes benchmarks/results/quickstart.md and quickstart.json
 python scripts/readme_demo.py --write              # then the README's block, from quickstart.json
 
-Seconds are those of the whole command after the install. Links are paced: a part of them passes while nothing computes.
-Run it on a machine that does nothing else; its load at the start is noted.
+Seconds are the duration of the whole command after the installation. Links are paced, so part of the time is waiting.
+Run it on an idle machine; its load at the start is recorded.
 """
 
 import argparse

@@ -1,18 +1,18 @@
-"""Search under budgets: assignments a second, and how many of the most parameters that fit the answers have.
+"""Search under budgets: assignments per second, and the parameters of the answers over the most that fit.
 
 python benchmarks/search.py                        # prints tables
-python benchmarks/search.py --plans plans.jsonl    # keeps exact plans, which take seconds each, for the next time
-python benchmarks/search.py --smoke                # sees that it runs, on a tiny space
+python benchmarks/search.py --plans plans.jsonl    # keeps exact plans, which take seconds each, for the next run
+python benchmarks/search.py --smoke                # checks that it runs, on a tiny space
 python benchmarks/search.py --json                 # ends with one JSON object
 python benchmarks/search.py --write                # and writes benchmarks/results/search.md
-python benchmarks/search.py --spoil                # sends what is chosen whatever its plan: has to fail
+python benchmarks/search.py --spoil                # sends chosen submodels whatever their plans: must fail
 
-Budgets come from the Ghent 4G logs and from memory logs where SUBFLEET_DATA names the folder that holds them, else from
-a seed. The configuration is the default one, with planned cost estimates. See `search_benchmark/` for spaces and
+Budgets come from the Ghent 4G logs and from memory logs if SUBFLEET_DATA names their folder, else from a seed. The
+configuration is the default one, with planned cost estimates. See `search_benchmark/` for spaces and
 budgets.
 
-The exit status is 1 where a task was sent above its budget. Times are reported and not judged: they are seconds of the
-processor, of a process of its own with one thread for each large space.
+The exit status is 1 if a task was sent above its budget. Times are reported and not judged: they are CPU seconds of a
+separate process with one thread for each large space.
 """
 
 import argparse
@@ -95,8 +95,10 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the assignments, a quarter of the exact plans")
-    parser.add_argument("--plans", type=Path, help="a file of exact plans, which is added to")
-    parser.add_argument("--spoil", action="store_true", help="send what is chosen without a look at its exact plan")
+    parser.add_argument("--plans", type=Path, help="a file of exact plans; new ones are added")
+    parser.add_argument(
+        "--spoil", action="store_true", help="plant an error: send chosen submodels without checking their exact plans"
+    )
     options = parse_arguments(parser, quick=True)
     if options.write and (options.spoil or options.quick):
         parser.error("--write takes a whole run as it is; leave out --spoil and --quick")

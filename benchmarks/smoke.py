@@ -1,4 +1,4 @@
-"""`--smoke`: a benchmark on as little as it can take, to see that it still runs. Nobody judges its figures."""
+"""`--smoke`: the smallest run of a benchmark, to check that it works. Its figures are not judged."""
 
 import argparse
 import tempfile
@@ -18,7 +18,7 @@ DIGITS = (
     *("data.partition.min_samples=2", "model.input_shape=[1, 8, 8]", 'targets=["torch"]', "deploy_targets=[]"),
     "memory_overhead_bytes={ torch = 0 }",
 )
-"""What makes a game of images a matter of seconds: two rounds on handwritten digits, and no program is written."""
+"""Overrides that make a game of images take seconds: two rounds on handwritten digits, without exports."""
 
 
 def parse_arguments(
@@ -27,11 +27,11 @@ def parse_arguments(
     """Parse the command line; `--smoke` replaces the options that decide how much is measured.
 
     Args:
-        parser: has all other options.
-        arguments: instead of the command line's.
+        parser: the parser with all other options.
+        arguments: used instead of the command line.
         smallest: values for `--smoke`, by the name of the option.
     """
-    parser.add_argument("--smoke", action="store_true", help="see in seconds that it runs; figures mean nothing")
+    parser.add_argument("--smoke", action="store_true", help="check in seconds that it runs; figures mean nothing")
     options = parser.parse_args(arguments)
     if options.smoke and getattr(options, "write", False):
         parser.error("--write takes a whole run; leave out --smoke")
@@ -47,10 +47,10 @@ def open_run_folders(
     """Open the folders of the command line, or with `--smoke` play a game with one seed in a temporary folder.
 
     Args:
-        options: of the command line, with `folders` and `smoke`.
+        options: the parsed command line, with `folders` and `smoke`.
         game: a run file with a sweep, or its name.
         changes: overrides of its keys.
-        include: says which of its runs are played.
+        include: whether to play a run.
     """
     if not options.smoke:
         yield options.folders

@@ -1,9 +1,9 @@
-"""Step time, parity and memory of exported training programs, side by side with eager PyTorch at its best.
+"""Step time, parity and memory of exported training programs, compared with eager PyTorch in its fastest layout.
 
 python benchmarks/train_step.py                           # the whole zoo, one thread and two; prints tables
 python benchmarks/train_step.py --json                    # ends with one JSON object
 python benchmarks/train_step.py --models mlp ds_cnn --targets onnx --threads 1 --quick
-python benchmarks/train_step.py --models mlp --profile    # where a step's time goes, by operator
+python benchmarks/train_step.py --models mlp --profile    # a step's time by operator
 
 SUBFLEET_DATA names the folder of real data; without it, learnable data are made from a seed.
 """
@@ -48,9 +48,9 @@ LEARNING_RATES: Mapping[str, float] = MappingProxyType(
         "ds_cnn": 0.1,
     }
 )
-"""Such that ten steps learn something and small differences grow little; 0.005 for the others."""
+"""Learning rates at which ten steps learn something and small differences grow little; 0.005 for the others."""
 TIMING_LEARNING_RATE = 1e-6
-"""So small that thousands of steps on one batch leave the weights where values are ordinary."""
+"""So small that thousands of steps on one batch keep all values in their usual range."""
 BUSY_LOAD = 0.5
 ROUNDS = 9
 QUICK_ROUNDS = 3
@@ -86,7 +86,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--repeats", type=int, default=0, help=f"rounds of timing; {ROUNDS}, with --quick {QUICK_ROUNDS}"
     )
     parser.add_argument("--quick", action="store_true", help="few rounds, no measured memory")
-    parser.add_argument("--no-parity", action="store_true", help="times alone")
+    parser.add_argument("--no-parity", action="store_true", help="only times")
     parser.add_argument("--no-memory", action="store_true", help="no measured memory")
     parser.add_argument("--json", action="store_true", help="end with one JSON object; tables go to standard error")
     parser.add_argument("--profile", action="store_true", help="time by operator instead")

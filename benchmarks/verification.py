@@ -1,4 +1,4 @@
-"""What verifying a program finds and costs, for every network of the zoo and every target.
+"""Findings and costs of verifying programs, for every network of the zoo and every target.
 
 python benchmarks/verification.py                                  # prints a table of the whole zoo
 python benchmarks/verification.py --models mlp ds_cnn --write      # and writes benchmarks/results/verification.md

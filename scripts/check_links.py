@@ -14,13 +14,13 @@ SKIPPED = {".venv", "build", "dist", "runs", "node_modules"}
 
 
 def list_anchors(text: str) -> set[str]:
-    """The anchors of a Markdown page, as GitHub makes them."""
+    """List the anchors of a Markdown page, as GitHub makes them."""
     headings = (re.sub(r"[`*]", "", heading).lower() for heading in HEADING.findall(FENCE.sub("", text)))
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 def find_dead_links(page: Path, root: Path) -> list[str]:
-    """One line for each dead link of a page."""
+    """Yield a line for each dead link of a page."""
     dead = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if "://" in link or link.startswith("mailto:"):

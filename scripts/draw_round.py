@@ -88,7 +88,7 @@ def _draw_arrow(x: int, y: int, end: int) -> str:
 
 
 def _draw_bar(x: int, y: int, size: int) -> str:
-    """A device's budget as part of the whole model's cost."""
+    """Draw a device's budget as part of the whole model's cost."""
     width = 120
     return (
         f'<rect class="empty" x="{x}" y="{y}" width="{width}" height="12" rx="3"/>'
@@ -97,7 +97,7 @@ def _draw_bar(x: int, y: int, size: int) -> str:
 
 
 def _draw_grid(x: int, y: int, widths: tuple[int, ...], cell: int = CELL) -> str:
-    """A model as a grid of weights, each coloured by how many of the submodels of these widths hold it."""
+    """Draw a model as a grid of weights, coloured by the number of submodels of these widths that contain them."""
     kinds = ("empty", "one", "two", "three")
     return "".join(
         f'<rect class="{kinds[sum(max(row, column) < width for width in widths)]}" x="{x + column * cell}" '

@@ -46,7 +46,7 @@ class AppSwitchMemory:
     so a seed gives the same bits on every machine and Python version.
 
     Attributes:
-        seed: of the generator.
+        seed: seed of the generator.
         low_bytes: least free memory.
         high_bytes: most free memory, above low_bytes.
         dwell_s: mean time between two jumps of the level.

@@ -1,8 +1,8 @@
-"""Writes what a device tries its runtimes on: a small training program for each, its weights, data, and the right loss.
+"""Writes the files for trials of runtimes on devices: small training programs, weights, data and the right loss.
 
     python scripts/make_trial_programs.py [FOLDER]
 
-The folder is the one that the package ships. The loss is PyTorch's. The same tools write the same bytes.
+The default folder is the one in the package. The loss is PyTorch's. The same tools write the same bytes.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from subfleet.arrays import encode_arrays
-from subfleet.device.trial_process import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, make_trial_job, name_program_file
+from subfleet.device.runtime_trial import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, make_trial_job, name_program_file
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.export.programs import export_program
@@ -27,7 +27,7 @@ from subfleet.trainers.torch import TorchTrainer
 
 FOLDER = Path(__file__).parents[1] / "edge_client" / "subfleet" / "device" / "trial_files"
 MODEL = PreactResNet(input_shape=(1, 6, 6), class_count=3, widths=(4,), depths=(1,))
-"""Convolutions, norms and a linear layer: the kernels that training on a device goes through."""
+"""Convolutions, norms and a linear layer: the kernels that training on a device uses."""
 SEED = 1
 
 
@@ -48,7 +48,7 @@ def write_trial_files(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for target in TARGETS:
         (folder / name_program_file(target)).write_bytes(encode_program(export_program(create_request(target))))
-    # The last layer begins at zero, and a residual branch as well: a little noise makes every weight count.
+    # The last layer and a residual branch begin at zero: a little noise makes every weight matter.
     generator = np.random.default_rng(SEED)
     weights = {
         name: (tensor.numpy() + generator.normal(0, 0.1, tuple(tensor.shape))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Writes what docs/reference/methods.md has of a method, as far as its class knows: a row of the overview, a section.
+"""Writes a method's row and section of docs/reference/methods.md, as far as they follow from its class.
 
 Example: python scripts/method_section.py fedprox
 """
@@ -36,12 +36,12 @@ def format_cell(value: object) -> str:
 
 
 def build_overview_row(kind: type[Method]) -> str:
-    """The row of the overview, without the description of the method."""
+    """Return the row of the overview, without the description of the method."""
     return f"| [`{kind.TYPE}`](#{kind.TYPE}) | ... | {', '.join(kind.INFO.varies)} |"
 
 
 def build_section(kind: type[Method]) -> str:
-    """The section, without description and usage; meanings are those of the class's docstring."""
+    """Return the section without description and usage; meanings come from the class's docstring."""
     info, method = kind.INFO, kind()
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
     rows = [

@@ -1,8 +1,8 @@
-"""Plant known defects, one at a time, and see that the tests find each of them: `make mutants`.
+"""Plants known defects, one at a time, and checks that the tests find each of them: `make mutants`.
 
-The defects stand in `tests/mutants/defects.toml`. Each is planted in a copy of the tree. The tests named beside it run
-first, then all tests of the same folders; the first failure ends it. A defect that no test finds is an error, and so is
-one whose text does not stand exactly once in its file.
+The defects are listed in `tests/mutants/defects.toml`. Each is planted in a copy of the tree. The tests named in its
+entry run first, then all tests of the same folders, until the first failure. A defect that no test finds is an error,
+and so is one with a text that does not occur exactly once in its file.
 """
 
 import argparse
@@ -33,7 +33,7 @@ OTHER_FOLDERS = {
     "edge_client": ("tests/agent", "tests/device", "tests/edge_client"),
     "emulation": ("tests/emulation", "tests/testing"),
 }
-"""Folders of a package's tests where they are not called as the package is."""
+"""Test folders of packages, if their names differ from the package's."""
 SERVER = frozenset({"search", "methods", "rounds", "aggregation", "programs", "journal", "settings"})
 
 
@@ -44,8 +44,8 @@ class Defect:
     Attributes:
         package: its tests must find the defect.
         file: path below the root.
-        old: text that stands exactly once in the file.
-        new: what it is replaced with.
+        old: text that occurs exactly once in the file.
+        new: its replacement.
         why: the consequence of the defect.
         tests: files or folders of tests that are tried first.
     """
@@ -80,7 +80,7 @@ class Tree:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
         portions = sorted(str(path.parent) for path in folder.glob("*/subfleet"))
         path = os.pathsep.join([*portions, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # A planted line may have the length and the second of the one before: no compiled module is kept.
+        # A planted line may have the length and modification second of the previous one, so no bytecode is kept.
         self._environment = {
             **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
@@ -150,15 +150,13 @@ def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_onl
 
 def main() -> int:
     """Try the defects and print a line for each; return 1 if a defect was not found."""
-    parser = argparse.ArgumentParser(description="Plants known defects and sees that the tests find each of them.")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is copied (this one)")
+    parser = argparse.ArgumentParser(description="Plants known defects and checks that the tests find each of them.")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to copy (this one)")
     parser.add_argument("--table", type=Path, default=DEFECTS, help="the defects (tests/mutants/defects.toml)")
-    parser.add_argument("--only", default="", help="defects whose package or file has this text")
-    parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tried at a time (1)")
-    parser.add_argument(
-        "--named", action="store_true", help="run the tests that are named beside a defect, and no others"
-    )
-    parser.add_argument("--smoke", action="store_true", help="two defects alone")
+    parser.add_argument("--only", default="", help="only defects with this text in their package or file")
+    parser.add_argument("--jobs", type=int, default=1, help="defects to try at the same time (1)")
+    parser.add_argument("--named", action="store_true", help="run only the tests that are named in a defect's entry")
+    parser.add_argument("--smoke", action="store_true", help="only two defects")
     options = parser.parse_args()
     defects = [
         defect

@@ -1,6 +1,6 @@
 """Writes the output of the demo into the README from the recorded run, or checks that the two agree.
 
-python scripts/readme_demo.py --check      # what `make check` does
+python scripts/readme_demo.py --check      # used by `make check`
 python scripts/readme_demo.py --write      # after `python benchmarks/quickstart.py --write`
 """
 
@@ -53,7 +53,7 @@ def build_block(recorded: dict[str, Any]) -> str:
 
 
 def _read_record(plain: dict[str, Any]) -> RoundRecord:
-    """A round of summary.json without its derived fields, such as `model`, which is a text there."""
+    """Read a round of summary.json without its derived fields, such as `model`, which is a text there."""
     clients = [_select_fields(ClientRow, client) for client in plain["clients"]]
     stored = {name: value for name, value in _select_fields(RoundRecord, plain).items() if name != "model"}
     return from_plain(RoundRecord, {**stored, "clients": clients})

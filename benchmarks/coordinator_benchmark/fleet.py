@@ -41,9 +41,9 @@ __all__ = ["EstimatesOf", "Fleet", "make_presence", "make_profile"]
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1000)
 _PROGRAM = ProgramRef(program_id="program", target="onnx", blob=_BLOB)
 _OVER = 1.03
-"""Plans over cost estimates."""
+"""Ratio of plans to cost estimates."""
 _HELD_OUT = 20
-"""Samples of each device that it evaluates on."""
+"""Held-out samples of each device."""
 EstimatesOf = Callable[[Network, TrainingSettings], MemoryEstimates]
 """The exporter's memory estimates for a network and its training settings."""
 _Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
@@ -80,7 +80,7 @@ class Fleet:
 
     Attributes:
         estimates: memory estimates for the target of all devices.
-        names: of the devices.
+        names: ids of the devices.
         waiting: the events to come.
     """
 

@@ -42,9 +42,9 @@ def measure_heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> flo
     """The coordinator's CPU time for one heartbeat in microseconds, the median of several tries.
 
     Args:
-        context: of a run that waits for more members than there are.
-        count: of the members.
-        spoil: copy all members with each heartbeat.
+        context: context of a run that waits for more members than there are.
+        count: number of members.
+        spoil: whether to copy all members with each heartbeat.
     """
     state, _ = step(context, _create_fleet(context, count), Tick(), 1.0)
     beats = [make_presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
@@ -101,10 +101,10 @@ def measure_server_heartbeat_us(config: Run, context: RunContext, count: int, fo
     """The whole server's CPU time for one heartbeat in microseconds, including decoding and the journal.
 
     Args:
-        config: of a run that waits for more members than there are.
-        context: of the same.
-        count: of the members.
-        folder: for its state.
+        config: configuration of a run that waits for more members than there are.
+        context: context of this run.
+        count: number of members.
+        folder: folder for its state.
     """
     broker, topics = MemoryBroker(clock=lambda: 1.0), Topics()
     names = [f"client{number}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""Rounds of a method with a thousand members, and what each step of the pure coordinator costs."""
+"""Rounds of a method with a thousand members, and the cost of each step of the pure coordinator."""
 
 import time
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class StepFigures:
     Attributes:
         worst_ms: CPU time of the slowest step in the first round, without programs, and in later rounds.
         worst_step: event and phase of the slowest step.
-        mean_ms: of all steps.
+        mean_ms: mean CPU time of all steps.
         beside_s: CPU time of searches beside the loop.
-        steps: how many there were.
-        aggregated: rounds.
+        steps: number of steps.
+        aggregated: number of aggregated rounds.
     """
 
     worst_ms: tuple[float, float]
@@ -46,14 +46,14 @@ def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, 
     """Play a run to its end, and time each step.
 
     Args:
-        context: of the run.
+        context: the run context.
         estimates: the exporter's memory estimates.
-        members: how many devices there are.
-        spoil: search within the step that asks for it.
+        members: number of devices.
+        spoil: whether to search within the step that requests it.
     """
     fleet = Fleet(context=context, estimates=estimates, names=tuple(f"client{number}" for number in range(members)))
     fleet.waiting.extend(fleet.join())
-    freeze_loaded_objects()  # as a server does before it serves
+    freeze_loaded_objects()  # as a server does at its start
     state, now_s, worst_ms, worst_step = RunState(), 1.0, [0.0, 0.0], ""
     total_s = beside_s = 0.0
     steps = 0

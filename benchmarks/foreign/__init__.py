@@ -1,1 +1,1 @@
-"""Third-party networks, and hand-written ones as a user would write, for `foreign_networks.py`."""
+"""Third-party networks, and networks as users write them, for `foreign_networks.py`."""

@@ -1,4 +1,4 @@
-"""Exports one network in a process of its own, and writes what its training needs.
+"""Exports one network in a separate process, and writes the files of its training.
 
 python -m foreign.exporting '{"network": "BERT", "target": "onnx", "folder": "...", "plant": ""}'
 """
@@ -27,7 +27,7 @@ from subfleet.protocol.programs import Program, encode_program
 from subfleet.tasks.arrays_file import make_dataset, write_npz
 
 _STEPS = 3.5
-"""Of a training: its last batch is half empty."""
+"""Samples of a training; its last batch is half empty."""
 
 
 def export_network(job: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Networks that are usually written by hand, as a user would."""
+"""Networks that users usually write by hand."""
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ def _build_double_convolution(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Down twice and up twice, with the way down beside the way up (Ronneberger et al. 2015); gives an image."""
+    """Halves and doubles the resolution twice, with skip connections (Ronneberger et al. 2015); returns an image."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class UNet(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """Two dilated convolutions that see the past alone, with a residual (Bai et al. 2018, figure 1b)."""
+    """Two causal dilated convolutions with a residual (Bai et al. 2018, figure 1b)."""
 
     def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class CausalBlock(nn.Module):
         self.shortcut = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, steps) to as many steps."""
+        """(batch, channels, steps) to (batch, channels, steps)."""
         hidden = self.dropout(torch.relu(self.first(x)[:, :, : -self.cut].contiguous()))
         hidden = self.dropout(torch.relu(self.second(hidden)[:, :, : -self.cut].contiguous()))
         return torch.relu(hidden + (x if self.shortcut is None else self.shortcut(x)))
@@ -102,7 +102,7 @@ class Tagger(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Encodes an image as few numbers and decodes it again."""
+    """Encodes an image as a few numbers and decodes it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,11 +19,11 @@ class ForeignNetwork:
 
     Attributes:
         name: its key in `NETWORKS`.
-        origin: the package that its code comes from, and the class or function there.
+        origin: the package with its code, and the class or function there.
         build: makes the module; its weights are drawn from PyTorch's global random state.
         sample: the input of one sample.
-        class_count: logits of a sample, or of a token; 0 where it learns numbers.
-        objective: of its training.
+        class_count: logits of a sample, or of a token; 0 if it learns numbers.
+        objective: the objective of its training.
         batch_size: samples of one step.
     """
 

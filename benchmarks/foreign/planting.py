@@ -1,4 +1,4 @@
-"""Errors that are planted on purpose, to see that the checks find them."""
+"""Planted errors that the checks must find."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ PLANTS = ("gradient", "plan")
 
 @contextmanager
 def invert_gradient(*, planted: bool) -> Iterator[None]:
-    """Make exported programs climb the gradient while the context is open."""
+    """Make exported programs ascend the gradient while the context is open."""
     trace = programs.trace
 
     def trace_inverted(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:

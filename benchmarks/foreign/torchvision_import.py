@@ -1,4 +1,4 @@
-"""torchvision, also beside a PyTorch without CUDA."""
+"""Imports torchvision, also with a PyTorch without CUDA."""
 
 from types import ModuleType
 
@@ -7,14 +7,14 @@ import torch
 __all__ = ["import_models"]
 
 _UNCOMPILED = ("nms", "qnms")
-"""Operators on detections that torchvision's import must find declared. No network here calls them."""
+"""Detection operators that must be declared for torchvision's import. No network here calls them."""
 
 
 def import_models() -> ModuleType:
-    """`torchvision.models`.
+    """Import `torchvision.models`.
 
-    PyPI's wheels are built for CUDA. Beside a PyTorch without it their compiled operators do not load, and the import
-    fails for want of two declarations. These are made here; all networks are Python.
+    PyPI's wheels are built for CUDA. With a PyTorch without it their compiled operators do not load, and the import
+    fails because two declarations are missing. They are made here; all networks are Python.
     """
     try:
         from torchvision import models

@@ -1,4 +1,4 @@
-"""Networks of transformers: its own code, from small configurations and without its weights."""
+"""Networks of the package transformers, with small configurations and without its weights."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,13 +26,13 @@ class Logits(nn.Module):
         self.network = network
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The logits alone."""
+        """Return only the logits."""
         logits: Tensor = self.network(inputs).logits
         return logits
 
 
 def _build(network: str, config: str, **options: Any) -> nn.Module:
-    import_models()  # transformers imports torchvision where it is there
+    import_models()  # transformers imports torchvision if it is installed
     import transformers
 
     return Logits(getattr(transformers, network)(getattr(transformers, config)(**options)))
@@ -92,7 +92,7 @@ _DISTILBERT = {
     "max_position_embeddings": 64,
     "num_labels": _CLASS_COUNT,
 }
-# Whoever trains these leaves their cache out.
+# Training does not use the cache of these networks.
 _GPT2 = {"use_cache": False, "vocab_size": _VOCABULARY, "n_embd": _HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _LLAMA = {
     "use_cache": False,
@@ -135,7 +135,7 @@ _WAV2VEC2 = {
     "num_conv_pos_embedding_groups": 4,
     "classifier_proj_size": 32,
     "num_labels": _CLASS_COUNT,
-    # Masks drawn by NumPy, and layers left out by chance, are no part of a step that can be repeated.
+    # Masks drawn by NumPy, and randomly dropped layers, cannot be repeated by a step.
     "apply_spec_augment": False,
     "layerdrop": 0.0,
 }

@@ -1,4 +1,4 @@
-"""Networks of images: torchvision's and timm's own code, with ten classes and without their weights."""
+"""Image networks of torchvision and timm, with ten classes and without their weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ def _build_torchvision(constructor: str) -> nn.Module:
 
 
 def _build_frozen(constructor: str) -> nn.Module:
-    """Freeze all layers but the last one."""
+    """Build a network with all layers frozen but the last one."""
     network = _build_torchvision(constructor).eval().requires_grad_(requires_grad=False)
     head: nn.Module = network.get_submodule("fc")
     head.train().requires_grad_()

@@ -1,4 +1,4 @@
-"""A game: sixteen honest members that learn digits, with four liars beside them or without."""
+"""A game: sixteen honest members that learn digits, with or without four liars."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -49,9 +49,9 @@ __all__ = [
 
 HONEST = 16
 LEARNED = 1400
-"""Of the digits; on the others models are evaluated."""
+"""Number of digits for training; models are evaluated on the others."""
 DRAWN = 10
-"""Members of a round, where a method chooses them."""
+"""Members of a round, if a method chooses them."""
 CLASSES, SHAPE = 10, (1, 8, 8)
 MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(64,), depths=(1,), group_size=4)
 SMALLEST = 0.125
@@ -65,10 +65,10 @@ SUPERNET = ChoiceCnn(
     reduction="pool",
 )
 BROUGHT = (MODEL, replace(MODEL, depths=(2,)), replace(MODEL, widths=(32,)))
-"""Networks of honest members, where these bring their own."""
+"""Networks of honest members, if they bring their own."""
 _RATES = (SMALLEST, 0.25, 0.5, 1.0)
 _LINKS = (1.0, 1.0, 1.0, 0.3)
-"""Of the bytes of the whole network, what the link of every fourth member carries in a round."""
+"""Fraction of the whole network's bytes that the link of every fourth member carries in a round."""
 
 
 def _configure_fedoras(scoring: Mapping[str, Any]) -> FedorAS:
@@ -101,9 +101,9 @@ class GameResult:
     Attributes:
         accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
         rounds: number of closed rounds.
-        planned_rounds: rounds that the run was to have.
+        planned_rounds: number of configured rounds.
         failed_attempts: attempts of rounds that aggregated nothing.
-        failure: why it did not end; empty where it did.
+        failure: why it did not end; empty if it did.
     """
 
     accuracy: float
@@ -118,12 +118,12 @@ class Game:
     """The settings of one game.
 
     Attributes:
-        method: of `METHODS_AND_VARIANTS`.
-        seed: of the run.
-        rounds: of the run.
-        liars: whether they take part.
-        guarded: False turns off what keeps liars from deciding.
-        declared_width: of the networks that liars declare, if the method uses declared networks.
+        method: a key of `METHODS_AND_VARIANTS`.
+        seed: seed of the run.
+        rounds: number of rounds.
+        liars: whether liars take part.
+        guarded: False turns off the protection against liars.
+        declared_width: width of the networks that liars declare, if the method uses declared networks.
     """
 
     method: str
@@ -140,7 +140,7 @@ def declare_honest_network(index: int) -> str:
 
 
 def declare_largest_networks(width: int) -> tuple[str, ...]:
-    """The networks that liars declare: as large as the server accepts, and more than a member may declare."""
+    """The networks that liars declare: as large as the server accepts, and more of them than a member may declare."""
     return tuple(_encode_network(replace(MODEL, widths=(width - 64 * number,), depths=(4,))) for number in range(6))
 
 
@@ -247,8 +247,8 @@ def play(game: Game, exports: ExportPool) -> GameResult:
     """Play a game in this process.
 
     Args:
-        game: which.
-        exports: the exporter; several games may use it one after the other.
+        game: the game.
+        exports: the exporter, which several games may use in turn.
     """
     run = create_run(game.method, game.seed, game.rounds)
     gathered = gather_game(run, liars=game.liars, guarded=game.guarded)

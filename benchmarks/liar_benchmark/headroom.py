@@ -1,4 +1,4 @@
-"""The headroom of the game's task, as `headroom.py` measures it."""
+"""The headroom of the game's task, measured by `headroom.py`."""
 
 import argparse
 from dataclasses import replace

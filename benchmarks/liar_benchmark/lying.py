@@ -34,11 +34,11 @@ __all__ = ["LIARS", "Churner", "Claimer", "GarblingTrainer", "Liar", "LyingLink"
 
 LARGE_LOSS = 1e30
 PACES = (5e-324, 1e300)
-"""Multiplications a second that are claimed in turn."""
+"""Multiplications per second that are claimed in turn."""
 LARGE_BYTES = 2**62
 MOST_EXAMPLES = 2**53
 REPEATED = 4
-"""Answers that a churner remembers, and sends again."""
+"""Number of answers that a churner remembers and repeats."""
 FACTOR = -30.0
 
 
@@ -46,7 +46,7 @@ class Liar(Protocol):
     """Changes the outgoing messages of a member, and filters the incoming ones."""
 
     def rewrite(self, message: Message) -> Iterable[Message]:
-        """The messages that are sent in place of a message."""
+        """Return the messages to send instead of a message."""
         ...
 
     def accepts(self, kind: str) -> bool:
@@ -55,12 +55,12 @@ class Liar(Protocol):
 
 
 class LyingLink:
-    """A member's transport, through which a liar speaks. Chunks of updates pass as they are.
+    """A liar's transport. Chunks of updates pass unchanged.
 
     Args:
         inner: the transport.
-        topics: of the fleet.
-        liar: who speaks.
+        topics: the fleet's topics.
+        liar: changes the messages.
     """
 
     def __init__(self, inner: Transport, topics: Topics, liar: Liar) -> None:
@@ -98,7 +98,7 @@ class Claimer:
     """Claims the largest values that messages can hold: samples, losses, memory, speed, scores.
 
     Args:
-        networks: that it declares, as profiles have them; the first one counts, and empty declares none.
+        networks: the networks to declare, as in profiles; the first one counts, and empty declares none.
     """
 
     def __init__(self, networks: Sequence[str] = ()) -> None:
@@ -192,11 +192,11 @@ class Truthful:
 class Churner:
     """Returns with a new session and profile at every heartbeat, and answers out of phase.
 
-    In every other round it claims a byte of memory. It refuses what it has trained and sends it at the next beat,
-    repeats what it sent before, and scores extremes.
+    In every other round it claims one byte of memory. It refuses tasks that it has trained and sends their updates at
+    the next heartbeat, repeats old messages, and reports extreme scores.
 
     Args:
-        networks: that it declares in turn; empty declares none.
+        networks: the networks to declare in turn; empty declares none.
     """
 
     def __init__(self, networks: Sequence[str] = ()) -> None:
@@ -324,7 +324,7 @@ class GarblingTrainer:
         self._trainings += 1
         try:
             arrays = decode_arrays(job.output_path.read_bytes())
-        except SubfleetError:  # written by a codec: damaged instead
+        except SubfleetError:  # encoded updates are damaged instead
             job.output_path.write_bytes(job.output_path.read_bytes()[::-1])
             return result
         job.output_path.write_bytes(encode_arrays({name: _garble(array, kind) for name, array in arrays.items()}))
@@ -350,15 +350,15 @@ LIARS: Mapping[str, Callable[[Sequence[str]], Liar]] = MappingProxyType(
         "churner": Churner,
     }
 )
-"""By its name, which is its member's id too."""
+"""By name, which is also the member's id."""
 
 
 def create_link_wrapper(kind: str, topics: Topics, networks: Sequence[str] = ()) -> Callable[[Transport], Transport]:
     """Create a function that wraps the transport of a liar.
 
     Args:
-        kind: of `LIARS`.
-        topics: of the fleet.
-        networks: that it declares, where it declares any.
+        kind: a key of `LIARS`.
+        topics: the fleet's topics.
+        networks: the networks to declare, if it declares any.
     """
     return lambda inner: LyingLink(inner, topics, LIARS[kind](networks))

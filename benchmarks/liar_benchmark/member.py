@@ -1,4 +1,4 @@
-"""A liar's process: the agent that a real device runs, with a link that lies, and a trainer that does.
+"""A liar's process: the agent of a real device, with a lying link or trainer.
 
 python benchmarks/liar_benchmark/member.py silent mqtt://127.0.0.1:1883 data.npz held-out.npz profile.toml log.csv state
 """
@@ -26,7 +26,7 @@ from subfleet.transport.waiting import WaitingTransport
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take part until the run is over."""
+    """Take part until the run is finished."""
     kind, address, data, held_out, profile_file, log_file, state = arguments
     topics, profile = Topics(), load_profile(profile_file)
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)

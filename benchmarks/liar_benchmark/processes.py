@@ -1,4 +1,4 @@
-"""The game with real processes: `subfleet serve`, a broker, sixteen times `subfleet-edge join`, and four liars."""
+"""The game with real processes: a broker, `subfleet serve`, sixteen of `subfleet-edge join`, and four liars."""
 
 import json
 import os
@@ -25,9 +25,9 @@ __all__ = ["PROCESS_ROUNDS", "ProcessResult", "play_in_processes"]
 
 PROCESS_ROUNDS: Mapping[str, int] = MappingProxyType({"fedavg": 10, "fedtrans": 10, "oort": 30})
 _SETTINGS: Mapping[str, str] = MappingProxyType({"fedtrans": "beta = 0.05\ngamma = 2\ndelta = 2\nstop_rounds = 0\n"})
-"""Of methods, as in one process."""
+"""Rounds of methods, as in one process."""
 _LEAVE_S = 120.0
-"""For members to leave by themselves, after the server has."""
+"""Time for members to exit by themselves after the server."""
 _RUN_S = 3600.0
 _LIAR = Path(__file__).resolve().parent / "member.py"
 
@@ -37,9 +37,9 @@ class ProcessRun:
     """The outcome of the processes of one run.
 
     Attributes:
-        summary: of the results; empty where there are none.
+        summary: summary of the results; empty if there are none.
         failed: processes that ended with an error, or that had to be stopped.
-        seconds: of the whole run.
+        seconds: duration of the whole run.
     """
 
     summary: Mapping[str, Any]
@@ -48,7 +48,7 @@ class ProcessRun:
 
     @property
     def accuracy(self) -> float:
-        """On the server's samples; 0 without results."""
+        """Accuracy on the server's samples; 0 without results."""
         return float(self.summary.get("accuracy") or 0.0)
 
     @property
@@ -62,9 +62,9 @@ class ProcessResult:
     """A method's runs with four liars and without, seed by seed. Failed processes are not restarted.
 
     Attributes:
-        rounds: of each run.
-        without: runs of honest members alone.
-        beside: the same with liars beside them.
+        rounds: rounds of each run.
+        without: runs of only the honest members.
+        beside: the same with liars.
     """
 
     method: str
@@ -129,10 +129,10 @@ def play_in_processes(method: str, folder: Path, rounds: int, seeds: Sequence[in
     """Run a method with each seed, without liars and with them.
 
     Args:
-        method: of `PROCESS_ROUNDS`.
-        folder: for everything that is written.
-        rounds: of each run.
-        seeds: of the runs.
+        method: a key of `PROCESS_ROUNDS`.
+        folder: folder for all files.
+        rounds: rounds of each run.
+        seeds: seeds of the runs.
 
     Raises:
         SubfleetError: the broker does not start, or a file cannot be written.

@@ -10,7 +10,7 @@ from liar_benchmark.games import GameResult
 __all__ = ["MOST_LOST", "ProcessRow", "Row", "build_process_table", "build_row", "build_table", "find_problems"]
 
 MOST_LOST = 0.02
-"""Of accuracy, that honest members may lose by liars: the mean over seeds."""
+"""Mean accuracy over seeds that honest members may lose by liars."""
 _HEADS = (
     *("method", "without liars %", "with liars %", "difference (points)", "worst seed (points)", "rounds", "seeds"),
     *("all rounds closed", "failed attempts", "restarts"),
@@ -37,12 +37,12 @@ class Row:
     """A method's games.
 
     Attributes:
-        without: accuracy of honest members alone, the mean over seeds.
-        beside: of the same with liars beside them.
-        differences: what liars added to it, by seed; below 0 where honest members lost.
-        rounds: of a run.
+        without: accuracy of only the honest members, the mean over seeds.
+        beside: their accuracy with liars.
+        differences: the change of accuracy by liars, by seed; below 0 if honest members lost.
+        rounds: rounds of a run.
         closed: whether every run ended with all of its rounds.
-        failed_attempts: of rounds, over all seeds, with liars.
+        failed_attempts: failed attempts of rounds with liars, over all seeds.
         failures: why runs did not end.
     """
 

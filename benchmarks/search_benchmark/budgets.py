@@ -45,8 +45,8 @@ def read_shares() -> tuple[list[Share], str]:
 def create_queries(case: Case, shares: Sequence[Share]) -> list[Query]:
     """Convert shares to budgets of a network.
 
-    The least of a log is 0.9 of what the smallest submodel takes, the most 1.1 of what the whole network takes; between
-    them equal steps of a log are equal factors of a budget.
+    The least value of a log becomes 0.9 times the cost of the smallest submodel, the largest 1.1 times the cost of the
+    whole network; between them equal steps of a log are equal factors of a budget.
     """
     smallest, largest = case.ends
     memory = (smallest.training_memory_bytes[TARGET], largest.training_memory_bytes[TARGET])
@@ -82,12 +82,12 @@ def _read_ghent(path: Path) -> list[float]:
 
 
 def _read_phone(path: Path) -> list[float]:
-    """Available memory of a phone of 1 GB, in kB."""
+    """Available memory of a 1 GB phone, in kB."""
     with path.open() as file:
         return [float(row["MemAvailable_kB"]) for row in csv.DictReader(file)]
 
 
 def _read_boards(path: Path) -> list[float]:
-    """Share of memory that is not used on boards of 2, 4 and 8 GB."""
+    """Fraction of unused memory on boards with 2, 4 and 8 GB."""
     with gzip.open(path, "rt") as file:
         return [100 - float(row["mem_used_pct"]) for row in csv.DictReader(file)]

@@ -1,4 +1,4 @@
-"""A search's answers once programs are written: exact plans decide, and later answers learn from them."""
+"""A search's answers with written programs: exact plans decide, and correct later answers."""
 
 import json
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ from subfleet.search.queue import ProgramFacts
 __all__ = ["ExactFigures", "Plans", "measure_exact"]
 
 _SEEKING = 100
-"""Devices that explore before any is given a submodel."""
+"""Number of devices that explore before any is given a submodel."""
 _TRIED = 6
-"""Programs that are written per budget to find the largest submodel that fits."""
+"""Number of programs per budget that are written to find the largest fitting submodel."""
 _SPOILT = 1.2
-"""Times a device's memory, where an error is planted."""
+"""Factor of a device's memory budget in the planted error."""
 
 
 class Plans:
     """Exact plans of written programs, kept in a file since each takes seconds of CPU time.
 
-    The file holds for one version of the exporter alone; delete it where plans have changed.
+    The file is valid for one version of the exporter; delete it if plans have changed.
 
     Args:
-        path: a line of JSON for each plan, which is added to; None keeps them in memory alone.
+        path: a file with a line of JSON for each plan, to which new ones are added; None keeps them in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -66,12 +66,12 @@ class ExactFigures:
     """The figures of one space.
 
     Attributes:
-        row: of its table.
+        row: its row of the table.
         fractions: parameters that each device is sent over the most that fit by exact plans; empty if the space
             is too large to be listed.
-        first: whether each answer was above its budget when no plan was known.
-        later: the same for other devices, with the correction from these plans.
-        violations: tasks that were sent above their budget.
+        first: whether each answer was above its budget without known plans.
+        later: the same for other devices, with the correction by these plans.
+        violations: tasks above their budget.
     """
 
     row: str
@@ -83,7 +83,7 @@ class ExactFigures:
 
 @dataclass(slots=True, kw_only=True)
 class _Server:
-    """The part of a server that decides what to send: a pool, and the plans of the written programs.
+    """The part of a server that chooses submodels: a pool, and the plans of the written programs.
 
     Attributes:
         checks: whether a task is sent only if its program's plan fits; otherwise cost estimates decide, with
@@ -151,11 +151,11 @@ def measure_exact(
 
     Args:
         case: the space.
-        shares: of the devices.
-        plans: the exact plans that are known; others are added.
+        shares: positions of the devices in their logs.
+        plans: the known exact plans; others are added.
         count: devices of each kind to compare with exact plans.
-        listed: whether the most that fits is looked for in all of the space.
-        checks: False plants an error: tasks are sent without a look at plans.
+        listed: whether the largest fitting submodel is searched in the whole space.
+        checks: False plants an error: tasks are sent without checking plans.
     """
     device_queries = create_queries(case, shares[: 2 * _SEEKING])
     server = _Server(case=case, plans=plans, checks=checks)
@@ -165,14 +165,16 @@ def measure_exact(
     first_over = tuple([server.write(architecture) > query.limits.memory_bytes for query, architecture in first])
     server.seek(device_queries[_SEEKING:], _SEEKING)
     answers = [(query, server.choose(query)) for query in device_queries[_SEEKING:]]
-    others = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
-    later_over = tuple([plans.find(case, architecture) > query.limits.memory_bytes for query, architecture in others])
-    sent = [
+    second_answers = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
+    later_over = tuple(
+        [plans.find(case, architecture) > query.limits.memory_bytes for query, architecture in second_answers]
+    )
+    assignments = [
         (query, architecture)
         for query, architecture in ((query, server.choose_written(query)) for query, _ in first)
         if architecture is not None
     ]
-    exact = [(query, _apply_plan(case, plans, architecture)) for query, architecture in sent]
+    exact = [(query, _apply_plan(case, plans, architecture)) for query, architecture in assignments]
     violations = sum(not fits(candidate, TARGET, query.limits) for query, candidate in exact)
     fractions = tuple(_compute_fractions(server, exact)) if listed else ()
     mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
@@ -193,7 +195,7 @@ def _apply_plan(case: Case, plans: Plans, architecture: Architecture) -> Candida
     )
 
 
-def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
+def _compute_fractions(server: _Server, assignments: Sequence[tuple[Query, Candidate]]) -> list[float]:
     """For each device, the parameters of its submodel over the most that fit."""
     case, plans = server.case, server.plans
     listed = list_space(case.space, case.estimate, TARGET).known
@@ -201,9 +203,9 @@ def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]])
     known = {
         program.size.architecture_id: _apply_plan(case, plans, program.size) for program in server.written.values()
     }
-    known |= {candidate.architecture.architecture_id: candidate for _, candidate in sent}
+    known |= {candidate.architecture.architecture_id: candidate for _, candidate in assignments}
     fractions = []
-    for query, assigned in sent:
+    for query, assigned in assignments:
         fitting = _find_largest(candidates, query, case, plans, known)
         fractions.append(assigned.parameters / max(fitting, assigned.parameters))
     return fractions
@@ -216,7 +218,7 @@ def _find_largest(
 
     Args:
         candidates: the space, from the largest to the smallest.
-        query: of the device.
+        query: the device's query.
         case: the space.
         plans: the exact plans.
         known: submodels with their exact plans; this device's are added.

@@ -29,10 +29,10 @@ class ListedSearch:
         return ()
 
     def with_estimates(self, estimate: CostEstimates) -> "ListedSearch":
-        """Return the same search, which has its cost estimates already."""
+        """Return the same search, which already has its cost estimates."""
         return self
 
-    def learn(self, found: Sequence[FoundSize]) -> "ListedSearch":
+    def learn(self, sizes: Sequence[FoundSize]) -> "ListedSearch":
         """Return the same search: the list is fixed."""
         return self
 

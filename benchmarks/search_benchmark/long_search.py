@@ -1,4 +1,4 @@
-"""A long search for the largest submodel of one budget, which shares nothing with the search that it judges."""
+"""A long search for the largest submodel of one budget, which shares no code with the judged search."""
 
 from collections.abc import Sequence
 from random import Random
@@ -20,11 +20,11 @@ def find_most_parameters(
 
     Args:
         case: the space.
-        query: of one device.
-        starts: of the first generation.
-        trials: submodels that are looked at.
-        survivors: number of submodels, those with the most parameters, that are changed further.
-        rng: decides everything.
+        query: one device's query.
+        starts: submodels of the first generation.
+        trials: number of submodels to try.
+        survivors: number of submodels with the most parameters that are changed further.
+        rng: source of all random choices.
     """
     space = case.space
     population: dict[Genes, int] = {}

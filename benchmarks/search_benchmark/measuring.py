@@ -23,9 +23,9 @@ __all__ = ["Figures", "build_export_table", "build_hit_rate_table", "measure_exh
 _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
 _ROUND = 30
-"""Devices of a round: all explore before any of them is given a submodel."""
+"""Number of devices of a round; all explore before any of them is given a submodel."""
 _FIRST, _WARMING = 100, 1500
-"""Devices at once out of an empty pool, and all that are served before the warm figures, these among them."""
+"""Devices of the first round with an empty pool, and all devices before the warm figures, including these."""
 _JUDGED, _TRIALS, _KEPT = 40, 2000, 24
 """Budgets of the long search, its cost estimates for each, and the submodels that it continues from."""
 
@@ -35,13 +35,13 @@ class Figures:
     """The figures of one space.
 
     Attributes:
-        row: of its table.
+        row: its row of the table.
         mean: parameters of the answers over the most that fit, averaged over devices that some submodel fits.
         utilisation: mean utilisation of the answers.
         paper_utilisation: the same for the paper's search.
         warm_per_s: devices served per second after warm-up; 0 if it was not measured.
         cold_per_s: the same for the first round, setup included.
-        first_round_s: of that round.
+        first_round_s: CPU seconds of that round.
     """
 
     row: str
@@ -71,7 +71,7 @@ def _create_stream(*names: object) -> Random:
 
 @dataclass(kw_only=True)
 class _Server:
-    """A holder of the current search."""
+    """Holds the current search."""
 
     search: Search
 
@@ -148,7 +148,7 @@ def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     Seconds are CPU time, so that waiting on a busy machine does not count.
     """
     create_case(TINY).ends[0].training_memory_bytes[TARGET]
-    freeze_loaded_objects()  # as a server does before it serves
+    freeze_loaded_objects()  # as a server does at its start
     started_s = time.process_time()
     case = create_case(name)
     device_queries = create_queries(case, shares[: _WARMING + count])
@@ -165,8 +165,8 @@ def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     paper_answers = _serve(paper, rest, _WARMING)
     uniform_answers = _serve(_Server(search=ListedSearch(case.uniform, case.estimate, TARGET)), rest)
     below = sum(
-        ours.parameters < max(other.parameters for other in others)
-        for ours, *others in zip(answers, paper_answers, uniform_answers, strict=True)
+        own.parameters < max(other.parameters for other in references)
+        for own, *references in zip(answers, paper_answers, uniform_answers, strict=True)
     )
     judged = min(_JUDGED, len(rest) // 15)
     most = [
@@ -271,7 +271,7 @@ def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clie
             started = rank_requested(requested_programs, written, limit)
             lost.append(sum(requested_program.lost for requested_program in requested_programs) / max(len(assigned), 1))
             ahead.append(len(started))
-            # What was given without a program was written at once; both count from the next round on.
+            # Submodels that were given without a program are written now; they count from the next round on.
             for candidate in (
                 *(candidate for candidate, _ in assigned),
                 *(case.estimate(requested_program.program.size) for requested_program in started),

@@ -26,7 +26,7 @@ __all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "create_case"]
 
 TARGET = "onnx"
 _KEPT = 2**15
-"""Cost estimates that are kept, as the rounds keep them while their clients' sizes are looked for."""
+"""Size of the cache of cost estimates, as in rounds while sizes are searched."""
 _PAPER_RATES = (0.0625, 0.125, 0.25, 0.5, 1)
 """The paper's ratio set of settings 1 and 2; its 0 drops a block."""
 _QUARTERS = (0.25, 0.5, 0.75, 1)
@@ -64,7 +64,7 @@ LARGE = tuple(_CONFIGS)[:4]
 SMALL = tuple(_CONFIGS)[4:6]
 """Spaces of some 10^4, which can be listed."""
 TINY = tuple(_CONFIGS)[6]
-"""Not measured: one cost estimate of it imports everything that cost estimation needs."""
+"""Not measured: estimating one of its costs imports everything that cost estimation needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Batches to learn from: real data where SUBFLEET_DATA names their folder, else made from a seed and learnable.
+"""Training batches: real data if SUBFLEET_DATA names their folder, else learnable data from a seed.
 
 Real data are Fashion-MNIST (1x28x28), CIFAR-10 (3x32x32), Tiny Shakespeare (tokens) and Speech Commands (1x49x10 MFCC).
 """
@@ -21,7 +21,7 @@ IndexArray = npt.NDArray[np.int64]
 
 SAMPLE_RATE_HZ = 16_000
 FRAME_SAMPLES = 640
-"""Of 40 ms, one every 20 ms: 49 in a second (Zhang et al. 2017, section 3.1)."""
+"""Frames of 40 ms, one every 20 ms: 49 in a second (Zhang et al. 2017, section 3.1)."""
 STRIDE_SAMPLES = 320
 MEL_BANDS = 40
 
@@ -40,8 +40,8 @@ def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
 
     Args:
         model: the model that reads them.
-        count: samples.
-        seed: of the order, and of generated data.
+        count: number of samples.
+        seed: seed of the order, and of generated data.
     """
     random = np.random.default_rng(seed)
     folder = os.environ.get("SUBFLEET_DATA", "")

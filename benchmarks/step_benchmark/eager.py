@@ -1,4 +1,4 @@
-"""The baseline: plain eager PyTorch, as a person would write it and at its best."""
+"""The baseline: plain eager PyTorch in its fastest memory layout."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ class EagerStep:
     """A module and its optimiser. See `Stepper`.
 
     It shares nothing with the exported step: BatchNorm, loss and optimiser are PyTorch's own, and a smaller batch is
-    simply smaller.
+    not padded.
     """
 
     def __init__(self, start: Start, *, dtype: torch.dtype = torch.float32, layout: str = "contiguous") -> None:

@@ -1,4 +1,4 @@
-"""The peak memory of a program, measured as `benchmarks/plan_memory.py` does: a fresh process trains with it."""
+"""The peak memory of a program, measured as in `benchmarks/plan_memory.py`: a fresh process trains with it."""
 
 import json
 import os

@@ -1,10 +1,10 @@
-"""How far a program is from PyTorch in double precision, next to how far PyTorch in single precision is.
+"""Distance of a program from PyTorch in double precision, compared with that of PyTorch in single precision.
 
-A rounding error becomes a jump where the input of a ReLU or a max pooling rounds to the other side: one element's
-gradient comes or goes, which is thousands of times a rounding error. Measured on these networks, it happens in one of
+A rounding error becomes a jump if the input of a ReLU or max pooling rounds to the other side: one element's gradient
+appears or disappears, which is thousands of times a rounding error. Measured on these networks, it happens in one of
 five first steps with contiguous tensors and in three of five with channels last. So a distance after one step is the
-median over several first batches, and PyTorch's own also over its memory layouts; their root mean square, jumps
-included, stands beside it.
+median over several first batches, and PyTorch's own also over its memory layouts; their root mean square, including
+jumps, is reported too.
 """
 
 import math
@@ -22,10 +22,10 @@ from step_benchmark.stepping import Start, Stepper, Weights
 STEPS = 10
 STARTS = 5
 FREE_DISTANCE = 1e-6
-"""After one step a tensor's update may be this far off whatever PyTorch does."""
+"""The allowed error of a tensor's update after one step, whatever PyTorch's error."""
 VANISHING = 1e-6
-"""A tensor whose exact update is this small next to the others' has none: a bias before a norm, a key's bias. Its
-distance is taken by the size that an update of its length usually has."""
+"""A tensor with an exact update this small relative to the others has none: a bias before a norm, a key's bias. Its
+distance is divided by the usual size of an update of its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class Parity:
     """The distances of a program's steps from PyTorch's.
 
     Attributes:
-        one_step_over_eager: worst tensor's distance of the update after one step, less `FREE_DISTANCE`, by eager's
-            own; at most 4 is good.
+        one_step_over_eager: the worst tensor's distance of the update after one step, less `FREE_DISTANCE`, divided by
+            eager's; at most 4 is good.
         one_step_worst_tensor: its name.
         one_step_distance: that tensor's distance.
         one_step_rms_over_eager: as `one_step_over_eager`, of root mean squares instead of medians.
-        distance_over_eager: distance of all parameters' update after `STEPS`, by eager's own.
-        worst_tensor_over_eager: the same, of the worst single parameter or buffer.
-        eager_distance: eager's own after `STEPS`.
+        distance_over_eager: distance of all parameters' update after `STEPS`, divided by eager's.
+        worst_tensor_over_eager: the same for the worst parameter or buffer.
+        eager_distance: eager's distance after `STEPS`.
         max_abs_diff: largest difference of a weight or buffer after one step.
-        eager_max_abs_diff: eager's own.
+        eager_max_abs_diff: the same for eager.
         loss_fall: relative decrease of the loss from the first two steps to the last two.
     """
 
@@ -105,10 +105,10 @@ def compare(
     """Take the same steps with PyTorch in double and in single precision, and with programs.
 
     Args:
-        start: where all begin.
+        start: the common start.
         samples: `STARTS` batches.
-        programs: by target.
-        layouts: of PyTorch's single precision.
+        programs: programs by target.
+        layouts: memory layouts of PyTorch in single precision.
     """
     first = {name: tensor.double().numpy() for name, tensor in start.state.items() if tensor.is_floating_point()}
     exact = EagerStep(start, dtype=torch.float64)

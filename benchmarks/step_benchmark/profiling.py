@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by operator and by node."""
+"""Time of a step by operator and by node."""
 
 import json
 import tempfile
@@ -40,7 +40,7 @@ class Event:
 
 
 def print_profile(program: Program, start: Start, samples: Samples, threads: int, console: Console) -> None:
-    """Run some steps and print where their time went."""
+    """Run some steps and print their time by operator and node."""
     manifest = program.manifest
     events = PROFILERS[manifest.target](program, start, samples, threads)
     total_ms = sum(event.milliseconds for event in events) / (STEPS - WARM_STEPS)
@@ -152,7 +152,7 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
     for _ in range(STEPS):
         step.step(batch)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it misses the tensors' values, which nobody asked for
+        warnings.simplefilter("ignore")  # it complains that tensors' values are missing, which were not requested
         module.write_etdump_result_to_file(f"{folder}/events")
         blocks = Inspector(etdump_path=f"{folder}/events").event_blocks
     shapes = _read_executorch_shapes(body)

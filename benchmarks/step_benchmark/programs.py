@@ -55,8 +55,7 @@ def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> Export
 def measure_lookup_ms(program: Program) -> tuple[float, float]:
     """Milliseconds to find a program in a newly opened cache, and in an open one.
 
-    Both hold the request's content id; a cache that has just been opened also reads the file once, to see that it is
-    whole.
+    Both know the request's content id; a newly opened cache also reads the file once, to check that it is complete.
     """
     request = TrainRequest(
         model=Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)),
@@ -85,7 +84,7 @@ def load_runtime(target: str) -> Runtime:
 
 
 class ProgramStep:
-    """A loaded program with its carried tensors, run as a device's trainer does. See `Stepper`."""
+    """A loaded program with its carried tensors, run as by a device's trainer. See `Stepper`."""
 
     def __init__(self, program: Program, start: Start, *, threads: int, programs: Programs | None = None) -> None:
         target = program.manifest.target

@@ -12,7 +12,7 @@ from rich.table import Table
 from step_benchmark.parity import Parity
 
 BOUNDS = {"onnx": (1.1, 1.5), "executorch": (2.0, 3.0)}
-"""Of the median and the worst ratio of step times."""
+"""Bounds on the median and the worst ratio of step times."""
 PARITY_BOUND = 4.0
 ABS_DIFF_BOUND = 1e-5
 LOSS_FALL_BOUND = 0.1
@@ -26,16 +26,16 @@ class Result:
         model: name in the zoo.
         target: "onnx" or "executorch".
         smooth: whether `max_abs_diff` counts.
-        error: why there is no program; empty where there is one.
+        error: why there is no program; empty if there is one.
         export_s: seconds to write and verify the program.
-        cached_first_ms: to find it in a cache that has just been opened.
-        cached_ms: to find it again.
+        cached_first_ms: milliseconds to find it in a newly opened cache.
+        cached_ms: milliseconds to find it again.
         program_bytes: its size.
-        step_ms: by number of threads.
-        eager_ms: PyTorch's at its best, by number of threads.
-        eager_layout: in which it was best.
+        step_ms: its step time by number of threads.
+        eager_ms: PyTorch's best step time, by number of threads.
+        eager_layout: the memory layout of that time.
         parity: distances from PyTorch.
-        planned_bytes: peak memory that the program states.
+        planned_bytes: planned peak memory of the program.
         measured_bytes: growth of a fresh process; 0 if it was not measured.
     """
 

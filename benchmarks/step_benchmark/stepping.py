@@ -1,4 +1,4 @@
-"""The seam between what takes training steps: eager PyTorch and exported programs."""
+"""The common interface of eager PyTorch and exported programs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Stepper(Protocol):
         ...
 
     def prepare(self, samples: Samples) -> Any:
-        """A batch as `step` takes it."""
+        """Convert a batch to the form that `step` takes."""
         ...
 
     def step(self, batch: Any) -> float:

@@ -1,4 +1,4 @@
-"""Times taken side by side: every runner in turn, again and again, so that what slows one slows all."""
+"""Interleaved timing: every runner in turn, repeatedly, so that the machine's load affects all of them."""
 
 import statistics
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 BLOCK_S = 0.03
 PAUSE_S = 0.005
-"""Threads of the last runner that wait for work by spinning have gone to sleep after it."""
+"""Pause after which spinning threads of the last runner are asleep."""
 
 
 def measure_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
@@ -15,7 +15,7 @@ def measure_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: in
     Each round calls every runner for about `BLOCK_S`, at least once, and begins with another one.
 
     Args:
-        runners: by name; each is called once or more before anything is timed.
+        runners: the runners by name; each is called at least once before timing.
         rounds: 1 or more.
     """
     calls = {name: max(1, round(BLOCK_S / max(_measure_seconds(run, 2), 1e-6))) for name, run in runners.items()}

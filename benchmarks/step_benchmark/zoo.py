@@ -1,4 +1,4 @@
-"""The networks that programs are measured with: presets of the families, and the perceptron of federated averaging."""
+"""The measured networks: presets of the families, and the perceptron of federated averaging."""
 
 import dataclasses
 from collections import OrderedDict
@@ -26,7 +26,7 @@ class ZooModel:
     Attributes:
         name: its key in `ZOO`.
         build: makes the module; its weights are drawn from PyTorch's global random state.
-        sample_shape: of one sample's input; a sequence's length for tokens.
+        sample_shape: shape of one sample's input; a sequence's length for tokens.
         sample_dtype: "F32", or "I64" for indices.
         sample_limit: exclusive upper bound of indices; 0 for F32.
         class_count: logits of a sample, or of a token.
@@ -102,7 +102,7 @@ _MODELS = (
     _create_from_preset("mobilenet_v3_small", _create_for_small_images("mobilenet_v3_small")),
     _create_from_preset(
         "efficientnet_v2",
-        # Halves early, for speed, and thrice in all.
+        # Halves the resolution early, for speed, and three times in total.
         dataclasses.replace(_create_for_small_images("efficientnet_v2_tiny"), strides=(1, 2, 2, 2, 1, 1)),
         smooth=True,
     ),

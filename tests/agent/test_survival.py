@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from matrices import examples
 
 from subfleet.agent.actions import StartWork
-from subfleet.agent.events import Stopping, WorkFailed
+from subfleet.agent.events import Stopping
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.agent.states import Saved
 from subfleet.agent.survival import Begun, Ceiling, Survival
 from subfleet.protocol.errors import ProtocolError
@@ -30,8 +31,8 @@ def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_
     (refusal,) = board.refusals
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == (task.task_id, "memory", 250)
     assert refusal.detail == (
-        "the device's process ended 2 times in a row while it worked, the last time on this task, as it does when the "
-        "system has too little memory; it gives 250 bytes for now"
+        "the device's process ended 2 times in a row during work, the last time on this task, probably because memory "
+        "ran out; the device now offers 250 bytes"
     )
     assert board.agent.state.current is None
     assert board.agent.hear(task)[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
@@ -142,7 +143,7 @@ def test_a_newer_task_is_begun_when_it_takes_no_more_than_what_was_learned() -> 
     refusal = board.refusals[-1]
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t2", "memory", 250)
     assert refusal.detail == (
-        "the program needs 251 bytes, but the device gives 250 bytes since its process ended while it worked"
+        "the program needs 251 bytes, but the device offers only 250 bytes since its process ended during work"
     )
     actions = board.agent.train(train_task("t3", 1, planned_peak_bytes=250))
     assert find_action(actions, StartWork).memory_limit_bytes == 250

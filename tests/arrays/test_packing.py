@@ -82,10 +82,10 @@ def test_many_marks_are_a_bitmap() -> None:
 @pytest.mark.parametrize(
     ("packed", "count", "size", "message"),
     [
-        ([0b10110010], 3, 8, "packed marks are 4, but must be 3"),
-        ([0b10000000, 0b00011001, 0b10000000], 2, 100, "packed marks are 1, but must be 2"),
-        ([0b00110000, 0b11111111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 95 and 95
-        ([0b10001000, 0b00000111, 0b11000000], 2, 100, "must rise and stay below 100"),  # 0 and 127
+        ([0b10110010], 3, 8, "the number of packed marks is 4, but must be 3"),
+        ([0b10000000, 0b00011001, 0b10000000], 2, 100, "the number of packed marks is 1, but must be 2"),
+        ([0b00110000, 0b11111111, 0b11000000], 2, 100, "must be strictly increasing and below 100"),  # 95 and 95
+        ([0b10001000, 0b00000111, 0b11000000], 2, 100, "must be strictly increasing and below 100"),  # 0 and 127
     ],
 )
 def test_invalid_marks_are_refused(packed: list[int], count: int, size: int, message: str) -> None:

@@ -239,7 +239,11 @@ QSGD = Qsgd(levels=5, bucket_size=8)
         (QSGD, encode(QSGD, GOLDEN).view(np.int8), "is int8 of shape"),
         (QSGD, GOLDEN, r"is float32 of shape \(2, 8\), but must be uint8"),
         (Uncompressed(), encode(QSGD, GOLDEN), r"is uint8 of shape \(16,\), but must be float32 of shape \(2, 8\)"),
-        (TopK(fraction=0.15), _with(_put(0, b"\xff"), TopK(fraction=0.15)), "packed marks are 9, but must be 3"),
+        (
+            TopK(fraction=0.15),
+            _with(_put(0, b"\xff"), TopK(fraction=0.15)),
+            "the number of packed marks is 9, but must be 3",
+        ),
     ],
 )
 def test_damaged_values_are_refused(codec: AnyUpdateCodec, damaged: npt.NDArray[np.generic], message: str) -> None:

@@ -155,7 +155,7 @@ def test_runs_that_cannot_be_compared_are_one_sentence(folders: list[str], tmp_p
     (Path(folders[0]) / "summary.json").unlink()
     result = invoke("compare", *folders)
     assert result.exit_code == ExitCode.FILE
-    assert "is not over" in result.stderr
+    assert "is not finished" in result.stderr
     assert invoke("compare", str(tmp_path / "none")).exit_code == ExitCode.FILE
 
 
@@ -168,7 +168,7 @@ def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
         ("heterofl-s2", False, "heterofl"),
         ("heterofl-s3", True, "heterofl"),
     ]
-    assert "heterofl-s2: heterofl, 2 rounds, seed 2, not over" in invoke("runs", "list", "--runs", runs).stdout
+    assert "heterofl-s2: heterofl, 2 rounds, seed 2, not finished" in invoke("runs", "list", "--runs", runs).stdout
     description = json.loads(invoke("runs", "show", "fjord-s2", "--runs", runs, "--json").stdout)
     assert (description["accuracy"], description["settings"]["method"]["type"]) == (0.65, "fjord")
     assert Path(folders[2]).exists()
@@ -184,7 +184,7 @@ def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
 def test_a_run_that_is_over_is_not_resumed(folders: list[str]) -> None:
     result = invoke("runs", "resume", "fjord-s1", "--runs", str(Path(folders[0]).parent))
     assert result.exit_code == ExitCode.CONFIG
-    assert "is over already" in result.stderr
+    assert "is already finished" in result.stderr
 
 
 def test_without_runs_the_next_step_is_named(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_run_without_aggregated_updates_is_refused(folders: list[str]) -> None
     path.write_text(json.dumps({**SUMMARY, "accuracy": None, "metrics": {}, "rounds": []}), encoding="utf-8")
     result = invoke("compare", *folders)
     assert result.exit_code == ExitCode.CONFIG
-    assert "was aggregated, so that nothing is known of its model; leave it out" in result.stderr
+    assert "has no metrics, because no round was aggregated; leave it out" in result.stderr
 
 
 @pytest.mark.slow
@@ -257,4 +257,4 @@ def test_runs_are_compared_by_the_headline_metric_of_their_kind(folders: list[st
     write_summary(Path(folders[0]), 0.9)
     mixed = invoke("compare", folders[0], folders[3])
     assert mixed.exit_code == ExitCode.CONFIG
-    assert "are judged by accuracy and runs 'fjord' by rmse, so that they cannot be compared" in mixed.output
+    assert "report accuracy and runs 'fjord' report rmse, so they cannot be compared" in mixed.output

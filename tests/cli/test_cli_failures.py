@@ -176,7 +176,7 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     write_description(create_folder(first), read_run("quickstart"))
     assert choose_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is resumed by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="over already"):
+    with pytest.raises(ConfigError, match="already finished"):
         check_not_over(first, read_run("quickstart"))
     assert choose_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 

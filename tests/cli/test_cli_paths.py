@@ -87,7 +87,7 @@ def test_a_run_without_a_supernet_or_an_unfinished_run_is_refused(tmp_path: Path
     runs = write_run(tmp_path / "runs" / "run")
     code, output = invoke("run", "--runs", runs, "--random", 1)
     assert code != 0
-    assert "is not over" in " ".join(output.split())
+    assert "is not finished" in " ".join(output.split())
     folder = tmp_path / "runs" / "plain"
     folder.mkdir()
     write_description(folder, make_config(FedAvg()))

@@ -50,5 +50,5 @@ def test_the_server_waits_for_a_broker_until_it_starts_or_ctrl_c(tmp_path: Path,
             assert any(isinstance(listener.poll(1.0), Delivery) for _ in range(60)), "the server publishes nothing"
         server.send_signal(signal.SIGINT)
         rest, _ = server.communicate(timeout=60)
-    assert rest.strip() == "Stopped; the same command takes the run up again"
+    assert rest.strip() == "Stopped; run the same command again to resume the run"
     assert server.returncode == 0

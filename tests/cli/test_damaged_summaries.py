@@ -71,7 +71,7 @@ def test_every_command_that_reads_a_damaged_summary_reports_it(folder: Path, kin
 def test_an_unfinished_run_has_no_summary(folder: Path) -> None:
     assert read_summary(folder) is None
     result = invoke("compare", str(folder))
-    assert (result.exit_code, "is not over" in " ".join(result.output.split())) == (ExitCode.FILE, True)
+    assert (result.exit_code, "is not finished" in " ".join(result.output.split())) == (ExitCode.FILE, True)
 
 
 def test_a_summary_with_invalid_turns_cannot_be_replayed(folder: Path) -> None:

@@ -111,7 +111,7 @@ def test_serve_names_the_folder_as_run_does(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in folder.parent.iterdir()] == ["mine"]
     (folder / "summary.json").write_text("{}", encoding="utf-8")
     code, output = invoke("serve", "fleet", "--name", "mine")
-    assert (code, "is over already" in output) == (ExitCode.CONFIG, True)
+    assert (code, "is already finished" in output) == (ExitCode.CONFIG, True)
 
 
 @pytest.mark.parametrize("stdin", [io.StringIO(""), None])
@@ -164,7 +164,7 @@ def test_an_address_that_other_machines_can_reach_has_a_warning(host: str, words
     from subfleet.reporting.api import HttpAddress
 
     warning = HttpAddress(host=host).warning
-    assert warning.startswith("the HTTP API asks for no password: every machine that ")
+    assert warning.startswith("the HTTP API does not require a password: every machine that ")
     assert words in warning
     assert warning.count("\n") == 0
 

@@ -11,7 +11,7 @@ from export.oldest import OLDEST, needs_oldest
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
 from subfleet.device.runtimes import try_once
-from subfleet.device.trials import TrialResult, explain_death, try_package, try_runtime
+from subfleet.device.trials import TrialResult, explain_death, try_packages, try_runtime
 from subfleet.protocol.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.slow
 CASES = (
     (
         broken.DYING.format(number="SIGILL"),
-        "lacks an instruction that onnxruntime was built with (SIGILL) while it was",
+        "lacks an instruction that onnxruntime was built with (SIGILL) while it was being",
     ),
-    (broken.DYING.format(number="SIGSEGV"), "onnxruntime touched memory that it does not have (SIGSEGV)"),
-    (broken.DYING.format(number="SIGKILL"), "it was killed (SIGKILL), as the kernel does where memory ends"),
-    (broken.DYING.format(number="SIGUSR1"), f"signal {int(signal.SIGUSR1)} ended it"),
-    (broken.ABORTING, "onnxruntime gave up (SIGABRT: terminate called: no such device)"),
-    (broken.LEAVING, "its process ended with 3 while it was loaded (no licence)"),
+    (broken.DYING.format(number="SIGSEGV"), "onnxruntime accessed invalid memory (SIGSEGV)"),
+    (broken.DYING.format(number="SIGKILL"), "it was killed (SIGKILL), probably because memory ran out"),
+    (broken.DYING.format(number="SIGUSR1"), f"it was terminated by signal {int(signal.SIGUSR1)}"),
+    (broken.ABORTING, "onnxruntime aborted (SIGABRT: terminate called: no such device)"),
+    (broken.LEAVING, "its process ended with exit code 3 while it was being loaded (no licence)"),
     (broken.RAISING, "cannot be loaded (ImportError: libboard.so.8: cannot open shared object file)"),
     (broken.FOR_NUMPY_1, "cannot be loaded (AttributeError: _ARRAY_API not found)"),
     (broken.FOR_A_NEWER_NUMPY, "module compiled against API version 0xe"),
-    (broken.DYING_AS_IT_TRAINS, "(SIGILL) while it was trained with"),
+    (broken.DYING_AS_IT_TRAINS, "(SIGILL) while it was being trained with"),
     (broken.RAISING_AS_IT_TRAINS, "training with it failed: ONNX Runtime refused the program (Numpy is not available)"),
-    (broken.WRONG_AS_IT_TRAINS, "is right: this build computes something else"),
+    (broken.WRONG_AS_IT_TRAINS, "this build computes wrong results"),
 )
 REMEDIES = {
     "SIGILL": "that build is for a newer processor; install another build of onnxruntime",
@@ -76,7 +76,7 @@ def test_every_signal_that_ends_a_child_has_a_sentence(number: int) -> None:
     )
     trial = explain_death(-number, dump, "loaded", "the runtime")
     assert trial.broken
-    assert trial.text.endswith("while it was loaded")
+    assert trial.text.endswith("while it was being loaded")
     assert "{" not in trial.sentence
     assert "numpy" in trial.sentence or number == signal.SIGKILL or f"signal {number}" in trial.text
     assert "numpy" not in explain_death(-number, "", "loaded", "the runtime").sentence
@@ -85,19 +85,36 @@ def test_every_signal_that_ends_a_child_has_a_sentence(number: int) -> None:
 def test_a_runtime_that_hangs_is_given_up(package_folder: Path) -> None:
     write_packages(package_folder, {"onnxruntime": broken.HANGING})
     trial = try_runtime("onnx", "cpu", deadline_s=2.0)
-    assert (trial.broken, trial.text) == (True, "it was loaded for 2 s without an end")
+    assert (trial.broken, trial.text) == (True, "it did not finish within 2 s while it was being loaded")
 
 
 def test_a_package_that_is_missing_is_not_broken(package_folder: Path) -> None:
     write_packages(package_folder, {"sitecustomize.py": broken.hide_modules("onnxruntime", "psutil")})
-    for trial in (try_runtime("onnx", "cpu"), try_package("psutil", "psutil")):
+    for trial in (try_runtime("onnx", "cpu"), try_packages({"psutil": "psutil"})["psutil"]):
         assert (trial.works, trial.broken, trial.code) == (False, False, ExitCode.MISSING_EXTRA)
         assert "pip install 'subfleet[edge]'" in trial.remedy
 
 
 def test_output_of_a_package_does_not_disturb_the_trial(package_folder: Path) -> None:
     write_packages(package_folder, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
-    assert try_package("psutil", "psutil").works
+    assert try_packages({"psutil": "psutil"})["psutil"].works
+
+
+def test_a_package_that_ends_its_process_leaves_the_trials_of_the_others(package_folder: Path) -> None:
+    write_packages(package_folder, {"broken_board": broken.ABORTING, "broken_chip": broken.RAISING})
+    modules = {
+        "json": "json",
+        "chip": "broken_chip",
+        "board": "broken_board",
+        "last": "broken_board",
+        "psutil": "psutil",
+    }
+    results = try_packages(modules)
+    assert list(results) == list(modules)
+    assert [result.works for result in results.values()] == [True, False, False, False, True]
+    assert "broken_board aborted (SIGABRT: terminate called: no such device)" in results["board"].text
+    assert "broken_board aborted" in results["last"].text
+    assert "libboard.so.8" in results["chip"].text
 
 
 def test_every_installed_runtime_trains_as_pytorch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

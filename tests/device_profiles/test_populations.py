@@ -112,8 +112,8 @@ def test_missing_data_are_reported_in_one_sentence(tmp_path: Path) -> None:
     [
         ({"weight": "weight = 0"}, r"kinds\[0\].*weight is 0"),
         ({"wight": "wight = 2"}, r"kinds\[0\].wight is an unknown key; did you mean 'weight'"),
-        ({"logs": ""}, "must have either logs, or memory and link"),
-        ({"link": 'link = { file = "x" }'}, "must have either logs, or memory and link"),
+        ({"logs": ""}, "must have either logs or both memory and link"),
+        ({"link": 'link = { file = "x" }'}, "must have either logs or both memory and link"),
     ],
 )
 def test_a_wrong_population_is_refused_with_its_key(change: Mapping[str, str], words: str) -> None:

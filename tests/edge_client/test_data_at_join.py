@@ -66,7 +66,7 @@ def test_held_out_data_of_another_scale_are_refused_when_a_device_joins(tmp_path
             held_out=str(tmp_path / "held.npz"),
             device=DeviceOptions(state=tmp_path / "state"),
         )
-        with pytest.raises(DataError, match=rf"held\.npz' do not go together with .*train\.npz': {words}"):
+        with pytest.raises(DataError, match=rf"held\.npz' do not match the data .*train\.npz': {words}"):
             join(options)
 
 

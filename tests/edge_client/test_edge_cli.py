@@ -18,7 +18,7 @@ from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
 from subfleet.device.trials import TrialResult
 from subfleet.device_profiles.logs import read_log
-from subfleet.edge_client import cli, doctor
+from subfleet.edge_client import cli
 from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.store import AgentStore, find_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
@@ -40,13 +40,6 @@ def _quiet_root_logger() -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
-
-
-@pytest.fixture
-def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every trial of doctor succeeds without a child process; other tests cover the trials."""
-    monkeypatch.setattr(doctor, "try_package", lambda module, name: TrialResult(text="9.9"))
-    monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: TrialResult(text=f"{name} for {provider}"))
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", "http://host", "--data", "x"), 10, "mqtt://host:port"),
         (("join", NOBODY, "--data", "x", "--profile", "toaster"), 10, "toaster"),
         (("join", NOBODY, "--data", "x", "--fleet", "a/b"), 10, "a/b"),
-        (("join", "mqtt://me@h", "--data", "x", "--id", "you"), 10, "leave --id out"),
+        (("join", "mqtt://me@h", "--data", "x", "--id", "you"), 10, "omit --id"),
         (("join", NOBODY, "--data", "x", "--ca", "absent.pem"), 10, "--ca is for TLS"),
         (("join", "mqtts://h", "--data", "x", "--ca", "absent.pem"), 11, "absent.pem"),
         (("join", "mqtts://h", "--data", "x", "--key", "absent.pem"), 10, "--cert names no certificate"),
@@ -295,7 +288,7 @@ def test_join_applies_the_disk_limit_to_its_folder(monkeypatch: pytest.MonkeyPat
         calls.append(arguments)
         raise FileError("this test ends here")
 
-    monkeypatch.setattr(AgentStore, "held", hold)
+    monkeypatch.setattr(AgentStore, "open", hold)
     command = ("join", NOBODY, "--data", data, "--state", str(tmp_path))
     assert cli.main([*command, "--disk-limit", "50M"]) == cli.main(command) == ExitCode.FILE
     assert calls == [(tmp_path, 50_000_000), (tmp_path, 2_000_000_000)]
@@ -382,5 +375,5 @@ def test_an_interrupted_capture_has_every_row_and_an_existing_file_is_left_alone
     with pytest.raises(KeyboardInterrupt):
         capture(CaptureOptions(path=path), SteadyMeter(), sleep=interrupt)
     assert len(read_log(path).rows) == 2
-    with pytest.raises(FileError, match="exists already"):
+    with pytest.raises(FileError, match="already exists"):
         capture(CaptureOptions(path=path), SteadyMeter())

@@ -272,7 +272,7 @@ def test_models_are_placed_and_the_session_leaves(rig: Rig) -> None:
     rig.until(lambda: rig.session.left)
     rig.session.close()
     rig.server.turn()
-    assert goodbyes(rig) == [(False, ""), (False, "the run is over")]
+    assert goodbyes(rig) == [(False, ""), (False, "the run is finished")]
 
 
 def test_a_stopped_session_sends_a_plain_goodbye_and_then_its_reason(rig: Rig) -> None:

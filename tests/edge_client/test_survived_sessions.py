@@ -111,7 +111,7 @@ def test_a_session_says_goodbye_although_the_disk_cannot_be_written(
     rig.server.turn()
     goodbyes = [message for message in rig.server.heard if getattr(message, "reason", "") == "it was stopped"]
     assert len(goodbyes) == 1
-    assert "cannot be written down that the work is stopped" in caplog.text
+    assert "the stop of the task cannot be saved" in caplog.text
     rig.worker.join(5.0)
     assert rig.worker.outcome() is not None, "its work is stopped"
 

@@ -83,8 +83,12 @@ def test_a_task_fits_the_disk_or_is_refused_for_it(room_bytes: int, present: tup
     [
         (Budget(memory_bytes=1), {}, ""),
         (Budget(memory_bytes=1, downlink_bytes=HEADER_BYTES), {}, ""),
-        (Budget(memory_bytes=1, downlink_bytes=HEADER_BYTES - 1), {}, "but the device promised to take 1048575 bytes"),
-        (Budget(memory_bytes=1, uplink_bytes=HEADER_BYTES - 1), {}, "but the device promised to send 1048575 bytes"),
+        (
+            Budget(memory_bytes=1, downlink_bytes=HEADER_BYTES - 1),
+            {},
+            "but the device's downlink budget is 1048575 bytes",
+        ),
+        (Budget(memory_bytes=1, uplink_bytes=HEADER_BYTES - 1), {}, "but the device's uplink budget is 1048575 bytes"),
         (Budget(memory_bytes=1, uplink_bytes=HEADER_BYTES - 1), {"update_codec": Qsgd()}, ""),
     ],
 )
@@ -109,7 +113,7 @@ def test_a_task_that_cannot_be_fetched_in_time_is_refused(
     task = large_task(program_bytes=250_000, weight_bytes=50_000)
     objection = find_objection(task, weigh(task, 10**9, *present), Reading(downlink_bps=downlink_bps), 60.0)
     assert (objection is not None) == slow
-    assert objection is None or (objection.reason == "link" and "300000 bytes are to be fetched" in objection.detail)
+    assert objection is None or (objection.reason == "link" and "fetching 300000 bytes takes" in objection.detail)
 
 
 def test_a_refused_task_is_not_fetched_and_the_next_one_is() -> None:
@@ -247,7 +251,7 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
     assert rig.store.blobs.has(programs[-1])
 
 
-def test_what_is_pruned_is_no_update_without_a_ack() -> None:
+def test_pruning_keeps_an_update_without_an_ack() -> None:
     agent = connected_agent()
     task = train_task()
     agent.train(task)

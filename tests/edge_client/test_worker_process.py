@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from agent.agent_cases import PROGRAM, blob, evaluate_task, score_task, train_task
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.task_work import Outcome, TrainingOutput
 from subfleet.edge_client.worker_messages import Workplace
@@ -253,7 +253,7 @@ def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_restarted(
     outcome = run_task(worker, make_task(workplace, word))
     assert isinstance(outcome, WorkFailed)
     assert (outcome.reason, outcome.available_bytes) == (reason, available_bytes)
-    assert outcome.detail == f"the process that did the task {detail}"
+    assert outcome.detail == f"the worker process {detail}"
     assert not list(workplace.work_folder.iterdir())
     assert worker.process_id != first
     assert worker.held_bytes == 0
@@ -264,7 +264,7 @@ def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_restarted(
     ("word", "reason", "detail"),
     [
         ("nan", "diverged", "the loss is nan"),
-        ("odd", "failed", "the trainer's result is no valid one"),
+        ("odd", "failed", "the trainer's result is invalid"),
         ("raise", "failed", "ValueError: odd ? text"),
     ],
 )

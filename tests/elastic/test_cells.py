@@ -249,7 +249,7 @@ def test_impossible_growth_is_refused_in_one_sentence() -> None:
 @pytest.mark.slow
 @examples(15)
 @given(morphs())
-def test_what_was_changed_is_told_from_the_two_networks(morph: Morph) -> None:
+def test_changed_cells_are_found_from_the_two_networks(morph: Morph) -> None:
     wider, deeper = find_changed_cells(morph.before, morph.after)
     before = {cell.name: cell for cell in list_cells(morph.before)}
     assert {*deeper} == {*morph.followed} & before.keys()

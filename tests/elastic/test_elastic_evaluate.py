@@ -30,7 +30,7 @@ def test_it_is_the_accuracy_and_loss_of_the_submodel_itself() -> None:
 @pytest.mark.parametrize(("inputs", "labels"), [(0, 0), (3, 2)])
 def test_samples_must_be_there_and_labelled(inputs: int, labels: int) -> None:
     network = network_of(MLP)
-    with pytest.raises(DataError, match="equally many"):
+    with pytest.raises(DataError, match="both need the same number"):
         evaluate(
             network,
             network.full_architecture(),

@@ -230,7 +230,7 @@ def test_families_without_a_union_are_refused_in_one_sentence(others: list[Famil
 
 def test_a_network_that_is_no_size_of_another_is_refused_in_one_sentence() -> None:
     small, large = replace(MLP, widths=(4, 6, 6)), MLP
-    with pytest.raises(ConfigError, match=r"lacks 'section0\.stream' or has less of it"):
+    with pytest.raises(ConfigError, match=r"'section0\.stream' is missing or smaller there"):
         size_in(network_of(small), network_of(large))
-    with pytest.raises(ConfigError, match="but would have"):
+    with pytest.raises(ConfigError, match="but as a submodel it would have"):
         size_in(network_of(large), network_of(replace(MLP, input_shape=(4,))))

@@ -1,7 +1,6 @@
 """A tiny virtual fleet on scikit-learn's digits: three sizes of devices, two rounds."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
@@ -85,12 +84,3 @@ def experiment(*, runtime: str = "onnx", **changes: Any) -> GatheredRun:
         client("cyd", 2, LARGE_BYTES, LARGE_BYTES, runtime=runtime),
     )
     return GatheredRun(run=config(**changes), devices=clients, evaluation=part(10))
-
-
-def other_seed() -> GatheredRun:
-    return experiment(seed=6)
-
-
-def broken() -> GatheredRun:
-    """A run with samples that do not fit its model."""
-    return experiment(model=replace(MODEL, input_shape=(1, 4, 4)))

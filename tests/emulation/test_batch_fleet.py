@@ -247,7 +247,7 @@ def test_a_failed_run_has_its_reason(exports: ExportPool) -> None:
     # Every message is lost, so no client joins; logical seconds pass at no cost.
     started_s = time.monotonic()
     deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
-    with pytest.raises(RunError, match="0 of 3 clients were there after 3000 s"):
+    with pytest.raises(RunError, match="only 0 of 3 clients were present after 3000 s"):
         run_batch(deaf, exports)
     assert time.monotonic() - started_s < 3000.0
 

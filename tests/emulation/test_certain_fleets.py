@@ -41,7 +41,7 @@ TARGETS = relabel(np.full(SAMPLES, 0.5, np.float32))
 def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: ExportPool) -> None:
     training = TrainingSettings(epochs=2, batch_size=8, learning_rate=1e30)
     with pytest.raises(
-        RunError, match=r"in 2 attempts, and another would have the same outcome: ada, bob refused"
+        RunError, match=r"in 2 attempts, and further attempts would fail for the same reasons: ada, bob refused"
     ) as caught:
         run_batch(fleet(training=training), exports)
     assert "diverged: the loss was nan in step" in str(caught.value)
@@ -53,13 +53,13 @@ def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: 
     ("changed", "words"),
     [
         (BEYOND, "ada, bob skipped: its data have 13 classes, but the model has 10"),
-        (TARGETS, "ada, bob skipped: its labels are floating point numbers, but the run's are classes"),
+        (TARGETS, "ada, bob skipped: its labels are floating point numbers, but the run's labels are classes"),
     ],
 )
 def test_data_that_are_wrong_on_every_device_end_the_run(
     changed: Callable[[EmulatedDevice], EmulatedDevice], words: str, exports: ExportPool
 ) -> None:
-    with pytest.raises(RunError, match=f"in 2 attempts, and another would have the same outcome: {words}"):
+    with pytest.raises(RunError, match=f"in 2 attempts, and further attempts would fail for the same reasons: {words}"):
         run_batch(fleet(changed), exports)
 
 

@@ -98,7 +98,7 @@ def test_the_summary_has_the_family_tree(run: FinishedRun) -> None:
     assert sum(network["trained_rounds"] > 0 for network in networks.values()) >= 2
 
 
-def test_the_summary_has_what_it_took(run: FinishedRun) -> None:
+def test_the_summary_has_the_costs_of_the_run(run: FinishedRun) -> None:
     costs, rows = run.summary["costs"], [row for record in run.summary["rounds"] for row in record["clients"]]
     assert costs["training_macs"] == 3 * costs["forward_macs"] == sum(row["training_macs"] for row in rows) > 0
     # One epoch over all samples of a device.
@@ -128,13 +128,13 @@ def test_the_output_describes_networks_and_costs(run: FinishedRun) -> None:
     text = "\n".join(run.printed)
     appeared, ready = text.index("network m1 has appeared, replicated from "), text.index("network m1 may be trained")
     assert appeared < ready
-    start = run.printed.index("Networks, each below the one that it grew from:")
+    start = run.printed.index("Networks, each indented below its parent:")
     tree = run.printed[start + 1 : start + 4]
     assert [len(line) - len(line.lstrip()) for line in tree] == [2, 4, 6]
     assert tree[1].startswith("    m1: after round 2; section0.block0 wider, as its loss fell by ")
     assert "MACs and" in tree[1]
     assert any(line.startswith("All training took ") for line in run.printed)
-    assert "by links, and paces that 33% of the trainings have" in text
+    assert "estimated from the speeds of links and, for 33% of the trainings, of devices" in text
     assert "middle half" in text
 
 

@@ -184,7 +184,7 @@ def test_a_device_on_another_scale_stands_in_the_summary(exports: ExportPool) ->
 def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(exports: ExportPool) -> None:
     result = run_on_another_scale("refuse", exports)
     status = {row.client_id: row.status for row in result.rounds[0].clients}
-    assert status["cyd"].startswith("skipped: its inputs go from 0 to 255 with")
+    assert status["cyd"].startswith("skipped: its inputs range from 0 to 255 with")
     assert {status["ada"], status["bob"]} == {"aggregated"}
 
 

@@ -225,7 +225,7 @@ def test_fast_costs_are_the_exact_ones(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", mostly_long(sorted(FAMILIES), "bert_classifier", "ds_cnn", "lstm", "vgg"))
+@pytest.mark.parametrize("family", mostly_long(sorted(FAMILIES), "bert_classifier", "ds_cnn", "lstm"))
 def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
     step = training_step_of(request_for(SMALL[family], "onnx", network_of(SMALL[family]).full_architecture()))
     example = step.example(torch.Generator().manual_seed(0))
@@ -250,7 +250,7 @@ def test_tensors_created_from_numbers_are_refused() -> None:
     def lists(x: torch.Tensor) -> torch.Tensor:
         return x * torch.tensor([1.0, 2.0], device=x.device)
 
-    with pytest.raises(ValueError, match="tensor of numbers of its own"):
+    with pytest.raises(ValueError, match="tensor with fixed values"):
         record(lists, [torch.zeros(2)])
 
 

@@ -24,7 +24,7 @@ def test_a_defect_in_a_lowering_is_found(target: str, monkeypatch: pytest.Monkey
     broken = dict(TARGETS[target].lowerings)
     broken[torch.ops.aten.threshold_backward.default] = lambda gradient, output, threshold: gradient
     monkeypatch.setattr(type(TARGETS[target]), "lowerings", broken)
-    with pytest.raises(ExportError, match=r"is off by .* but may be by"):
+    with pytest.raises(ExportError, match=r"is off by .* but at most"):
         export_program(train_request(target))
 
 

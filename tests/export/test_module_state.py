@@ -161,7 +161,7 @@ def _attributes(**values: Any) -> Callable[[Any], object]:
 
 ZEROS = torch.zeros(4)
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a buffer of None": (lambda: Keeping(_buffer(None), _set_mean), "state 'mean'.*in the place of None"),
+    "a buffer of None": (lambda: Keeping(_buffer(None), _set_mean), "state 'mean'.*instead of None"),
     "an attribute of None": (lambda: Keeping(_attributes(mean=None), _set_mean), "state 'mean'.*buffer from the start"),
     "a counter": (lambda: Keeping(_attributes(steps=0), _warm), r"number 'steps'.*such as torch\.zeros"),
     "a counter on the way back": (lambda: Keeping(_attributes(steps=0), _reversed), "number 'steps'"),
@@ -191,28 +191,28 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "in place by data": (lambda: Keeping(_buffer(ZEROS, persistent=False), _set_through_data), "its tensor 'mean'"),
     "data of a buffer": (lambda: Keeping(_buffer(ZEROS), _set_data), r"sets \.data of its 'mean'.*copy_"),
     "a deleted buffer": (lambda: Keeping(_buffer(ZEROS), _delete), "deletes its 'mean' while.*without del"),
-    "a buffer of two": (lambda: Keeping(_share_buffer, _untie), "buffer 'head.mean'.*was 'body.mean' too"),
+    "a buffer of two": (lambda: Keeping(_share_buffer, _untie), "buffer 'head.mean'.*same tensor as 'body.mean'"),
     "a parameter": (
         lambda: Keeping(lambda net: net.register_parameter("mean", nn.Parameter(ZEROS.clone())), _replace_parameter),
         "replaces its parameter 'mean'.*register 'mean' as a buffer",
     ),
     "the transpose of a parameter": (
         lambda: Keeping(lambda net: setattr(net, "tied", net.body.weight.detach().t()), lambda net, y: y @ net.tied),
-        "tensor 'tied', which lies in the memory of 'body.weight'.*compute it in forward",
+        "tensor 'tied', which shares the memory of 'body.weight'.*compute it in forward",
     ),
     "a parameter in a list": (
         lambda: Keeping(lambda net: setattr(net, "refs", [net.body.weight]), lambda net, y: y @ net.refs[0]),
-        "in the memory of 'body.weight'",
+        "the memory of 'body.weight'",
     ),
     "a row of a buffer that changes": (
         lambda: Keeping(_bank_and_row, lambda net, y: _write_bank(net, y) + net.row),
-        "tensor 'row', which lies in the memory of 'mean'",
+        "tensor 'row', which shares the memory of 'mean'",
     ),
     "a row of a buffer": (
         lambda: Keeping(
             _bank_and_row, lambda net, y: y - net.row
         ),
-        "tensor 'row', which lies in the memory of 'mean'",
+        "tensor 'row', which shares the memory of 'mean'",
     ),
 }  # fmt: skip
 

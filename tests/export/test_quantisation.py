@@ -101,7 +101,7 @@ def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str,
 def test_other_samples_than_the_requests_are_refused() -> None:
     model, state, samples = train_model("mlp")
     request = request_for(model, "onnx", "static", samples)
-    with pytest.raises(ExportError, match="not those of the request"):
+    with pytest.raises(ExportError, match="differ from those that the request names"):
         export_quantised_model(request, state, replace(samples, sha256="1" * 64))
     with pytest.raises(ExportError, match="are of the shape"):
         export_quantised_model(request, state, replace(samples, inputs=samples.inputs[..., :3]))

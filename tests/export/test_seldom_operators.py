@@ -88,8 +88,8 @@ TRAINED: dict[str, tuple[nn.Module, SampleSpec]] = {
     "buckets": (Within(lambda y: y + torch.bucketize(y.detach(), torch.linspace(-1, 1, 5)).float()), VECTOR),
 }
 REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
-    "sort": (Within(lambda y: y.sort(dim=-1).values), VECTOR, "take amax or amin for the largest"),
-    "topk": (Within(lambda y: y.topk(4).values, 4), VECTOR, "take amax or amin for the largest"),
+    "sort": (Within(lambda y: y.sort(dim=-1).values), VECTOR, "use amax or amin for the largest"),
+    "topk": (Within(lambda y: y.topk(4).values, 4), VECTOR, "use amax or amin for the largest"),
     "inverse": (
         Within(lambda y: torch.linalg.inv(_square(y) + 5 * torch.eye(4))),
         VECTOR,

@@ -59,7 +59,7 @@ def test_a_program_that_differs_is_an_error(fault: float) -> None:
     assert verify_training(lambda example: step.run(*example), step, seeded()).max_abs_diff <= 1e-5
     trials = list(trials_of(step, seeded()))
     for value in step.outputs[3:]:
-        with pytest.raises(ExportError, match=rf"'{value.name}' is off by .* but may be by"):
+        with pytest.raises(ExportError, match=rf"'{value.name}' is off by .* but at most"):
             verify_trials(run_with_change(step, value.name, lambda tensor: tensor + fault), trials)
 
 

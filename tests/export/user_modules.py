@@ -309,7 +309,7 @@ USER_MODULES: Mapping[str, UserModule] = {
     ),
     "a generator of its own": UserModule(
         make=lambda: Layered(lambda net, y: y * net.draws.random(), draws=np.random.default_rng(1)),
-        refused=r"takes another value from 'draws' in each run",
+        refused=r"reads a different value from 'draws' in each run",
     ),
     "chance when it was made": UserModule(
         make=lambda: Layered(lambda net, y: y * net.scale, scale=random.Random(3).random())
@@ -327,10 +327,10 @@ USER_MODULES: Mapping[str, UserModule] = {
     # iterators
     "an iterator": UserModule(
         make=lambda: Layered(lambda net, y: y * next(net.turns), turns=itertools.cycle([1.0, 1.0, 3.0])),
-        refused=r"takes another value from 'turns'",
+        refused=r"reads a different value from 'turns'",
     ),
     "a global iterator": UserModule(
-        make=lambda: Layered(lambda _net, y: y * next(_turns)), refused=r"takes another value from '.*_turns'"
+        make=lambda: Layered(lambda _net, y: y * next(_turns)), refused=r"reads a different value from '.*_turns'"
     ),
     "an iterator that repeats": UserModule(
         make=lambda: Layered(lambda net, y: y * next(net.turns), turns=itertools.repeat(2.0))

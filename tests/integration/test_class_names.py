@@ -106,7 +106,7 @@ def test_a_device_with_three_of_ten_classes_trains_with_the_right_labels(
     assert len(notes.records) == ROUNDS
     for record in notes.records:
         status = {row.client_id: row.status for row in record.clients}
-        assert status.pop("odd").startswith("skipped: the run knows no class 'digit 0'")
+        assert status.pop("odd").startswith("skipped: the run has no class 'digit 0'")
         assert status == {"few": "aggregated", "all": "aggregated"}
     assert (result.rounds[-1].accuracy or 0) >= 0.9
     (model_path,) = (model.path for model in result.deployed if model.client_id == "few")

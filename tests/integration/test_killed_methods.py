@@ -251,7 +251,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache:
     modified_ns = (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns
     code, output = Command(cache, *command).wait()
     assert code == 0, output
-    assert "1 of 2: heterofl-s1 is over already" in output
+    assert "1 of 2: heterofl-s1 is already finished" in output
     assert ("is resumed in round" in output) == (host == "processes")
     assert (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns == modified_ns
     calm = tmp_path / "calm"

@@ -19,14 +19,14 @@ from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
 from subfleet.protocol.task import Deploy, Score, TaskSubmodel, Work
-from subfleet.protocol.text import ACTING
+from subfleet.protocol.text import CONTROL_CHARACTERS
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 
 _CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)
 _CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
-_NAMES = st.text(_CHARACTERS.filter(lambda character: not ACTING.match(character)), max_size=12)
+_NAMES = st.text(_CHARACTERS.filter(lambda character: not CONTROL_CHARACTERS.match(character)), max_size=12)
 _PRINTABLE = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
 _CLASS_NAMES = st.from_regex(r"[!-~]{1,12}", fullmatch=True)
 _INDEX_SETS = st.one_of(

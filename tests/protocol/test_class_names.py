@@ -49,7 +49,7 @@ def test_a_name_has_its_index_in_the_run_whatever_else_a_device_holds(classes: l
     held = data.draw(st.lists(st.sampled_from(classes), unique=True))
     indices = find_class_indices(held, classes, len(classes))
     assert [classes[index] for index in indices] == held
-    with pytest.raises(ValueError, match="the run knows no class 'Unknown': its classes are "):
+    with pytest.raises(ValueError, match="the run has no class 'Unknown': its classes are "):
         find_class_indices([*held, "Unknown"], classes, len(classes))
 
 
@@ -57,7 +57,7 @@ def test_where_a_run_names_none_the_number_of_a_class_is_its_name() -> None:
     assert find_class_indices(("7", "8", "9"), (), 10) == (7, 8, 9)
     assert find_class_indices(("12",), (), 0) == (12,)
     for odd in ("10", "07", "-1", "1.0", "seven", "²"):
-        with pytest.raises(ValueError, match=f"knows no class '{odd}': its classes are the numbers 0 to 9"):
+        with pytest.raises(ValueError, match=f"has no class '{odd}': its classes are the numbers 0 to 9"):
             find_class_indices(("7", odd), (), 10)
 
 

@@ -42,8 +42,8 @@ def test_without_locks_devices_and_servers_log_a_warning_and_run(
         store.save(Saved(done=("one",)))
         assert store.load().done == ("one",)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert "has no locks; start no other agent" in caplog.messages[0]
-    assert "has no locks; do not start another server" in caplog.messages[1]
+    assert "does not support locks; do not start another agent" in caplog.messages[0]
+    assert "does not support locks; do not start another server" in caplog.messages[1]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])

@@ -45,7 +45,7 @@ def test_a_plan_has_a_size_for_each_width() -> None:
 
 @pytest.mark.parametrize("widths", [(8, 8), (16,), (4, 16, 64)])
 def test_each_width_occurs_once_and_the_default_width_never(widths: tuple[PackingWidth, ...]) -> None:
-    with pytest.raises(InvalidError, match=r"must name each only once|have the width 16"):
+    with pytest.raises(InvalidError, match=r"names must be unique|have the width 16"):
         MemoryPlan(packings=tuple(Packing(width=width, more_bytes=0) for width in widths))
 
 

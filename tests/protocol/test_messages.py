@@ -130,8 +130,8 @@ def test_the_bytes_of_scores_are_fixed() -> None:
     [
         ([], "scores is empty, but must have 1 or more"),
         ([{"score": 1.0}] * 17, "scores has 17 items, but must have at most 16"),
-        ([{"score": None}], "one of them must be given"),
-        ([{"score": 1.0, "reason": "why not"}], "one of them must be given"),
+        ([{"score": None}], "one of the two must be set"),
+        ([{"score": 1.0, "reason": "why not"}], "one of the two must be set"),
         ([{"score": math.nan}], "must be a finite number"),
         ([{"score": "1"}], "must be a finite number"),
     ],

@@ -164,7 +164,7 @@ def test_a_record_is_built_from_plain_data() -> None:
         ({"tags": ["a", "b", "c", "d"]}, "tags has 4 items, but must have at most 3"),
         ({"tags": ["abcdef"]}, "tags has a text of 6 characters, but must have at most 5"),
         ({"tags": ["a\n"]}, "but must be made of printable characters"),
-        ({"tags": ["a", "a"]}, "tags names 'a' more than once, but must name each only once"),
+        ({"tags": ["a", "a"]}, "tags names 'a' more than once, but names must be unique"),
         ({"levels": [1, 10, 2]}, "levels[1] is 10, but must be from 1 to 9"),
         ({"levels": [5, 0]}, "levels[1] is 0, but must be from 1 to 9"),
         ({"layers": [["a", 1], ["a", 2]]}, "layers names 'a' more than once"),
@@ -314,7 +314,7 @@ def paths(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         max_size=3,
     )
 )
-def test_whatever_is_wrong_is_refused_in_words_and_what_is_taken_comes_back(changes: list[Any]) -> None:
+def test_invalid_settings_are_reported_and_valid_ones_survive_a_round_trip(changes: list[Any]) -> None:
     plain = copy.deepcopy(QUICKSTART)
     for path, action, junk in changes:
         node = plain

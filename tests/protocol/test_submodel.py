@@ -45,9 +45,9 @@ def test_an_axis_that_is_not_named_is_whole() -> None:
         (lambda: Explicit(indices=(1, 1)), "must be different numbers of 0 or more"),
         (lambda: Architecture(axes=(("b", Full()), ("a", Full()))), "sorted by name"),
         (lambda: Architecture(axes=(("a", Full()), ("a", Full()))), "each once"),
-        (lambda: Architecture(blocks=("a", "a")), "must name each only once"),
-        (lambda: Architecture(choices=(("a", ("x",)), ("a", ("y",)))), "must name each only once"),
-        (lambda: Architecture(choices=(("a", ("x", "x")),)), "must name each only once"),
+        (lambda: Architecture(blocks=("a", "a")), "names must be unique"),
+        (lambda: Architecture(choices=(("a", ("x",)), ("a", ("y",)))), "names must be unique"),
+        (lambda: Architecture(choices=(("a", ("x", "x")),)), "names must be unique"),
         (lambda: Architecture(choices=(("a", ()),)), r"choices\[0\]\[1\] is empty, but must have 1 or more"),
     ],
 )

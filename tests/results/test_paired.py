@@ -64,5 +64,5 @@ def test_a_difference_that_may_be_zero_is_a_tie() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [([0.5], [0.4]), ([0.5, 0.6], [0.4]), ([], [])])
 def test_too_few_figures_are_refused(first: list[float], second: list[float]) -> None:
-    with pytest.raises(ValueError, match="equally many, at least 2"):
+    with pytest.raises(ValueError, match="the same number, at least 2"):
         measure_difference(first, second)

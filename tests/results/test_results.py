@@ -15,7 +15,6 @@ from subfleet.journal.totals import describe_outliers
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
-from subfleet.reporting.plots import plot_budgets, plot_bytes, plot_memory
 from subfleet.reporting.results import add_metric, copy_models, write_results
 from subfleet.reporting.results import build_summary as summary_of
 from subfleet.reporting.texts import CLIENT_COLUMNS, describe_ending, describe_participation, describe_result
@@ -205,6 +204,8 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("devices", "named"), [(20, True), (21, False), (50, False)])
 def test_legends_name_devices_unless_too_many_leave_no_room_for_the_plot(devices: int, named: bool) -> None:
+    from subfleet.reporting.plots import plot_budgets, plot_bytes, plot_memory  # matplotlib takes long to load
+
     rows = tuple(dataclasses.replace(AGGREGATED, client_id=f"raspberry-pi-{number}") for number in range(devices))
     rounds = (dataclasses.replace(ROUND, clients=rows),)
     assert all(("raspberry-pi-19" in plot(rounds)) is named for plot in (plot_budgets, plot_bytes))
@@ -324,12 +325,12 @@ def test_devices_own_models_are_shown_with_or_without_an_evaluation(metric: str,
 
 
 def test_data_on_another_scale_are_named_in_report_and_output(tmp_path: Path) -> None:
-    reason = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
+    reason = "its inputs range from 0 to 255, those of the evaluation data from 0 to 1"
     rows = [dataclasses.replace(AGGREGATED, client_id=f"c{number}", data_warning=reason) for number in range(5)]
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(AGGREGATED, *rows)),))
     report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
     sentences = [f"Client c{number}: {reason}" for number in range(3)]
-    sentences.append("The data of 2 more clients do not go with the evaluation data either")
+    sentences.append("The data of 2 more clients differ in scale from the evaluation data too")
     assert list(describe_ending(result))[:4] == sentences
     assert all(f"<p>{line}.</p>" in report for line in sentences)
     assert summary_of("test", result)["data_warnings"] == {f"c{number}": reason for number in range(5)}

@@ -37,7 +37,7 @@ DEEPER = network("m2", "m1", 5, deeper=("s1",), wider=("s0",))
 def test_the_tree_is_indented_and_names_what_is_known() -> None:
     with_reason = replace(WIDER, lineage=replace(WIDER.lineage, reason="x"))
     assert list(describe_networks((CONFIGURED, FIRST, with_reason, DEEPER))) == [
-        "Networks, each below the one that it grew from:",
+        "Networks, each indented below its parent:",
         "  m0: 1.25 M MACs and 1.5 k parameters; trained by 2 devices in 2 rounds; accuracy 0.5000 for 1 device",
         "    m1: after round 2; x; 1.25 M MACs and 1.5 k parameters; ready for round 4; trained by 1 device in 1 round",
         "      m2: after round 5; 1.25 M MACs and 1.5 k parameters; trained by 0 devices in 0 rounds",
@@ -92,8 +92,8 @@ def test_costs_in_sentences() -> None:
         "A round was expected to take 2.00 s on average (deviation 0.50 s), a device's part of it 1.00 s on average "
     )
     for paced, grounds in (
-        (0.5, "by links, and paces that 50% of the trainings have"),
-        (1.0, "by links and paces"),
+        (0.5, "estimated from the speeds of links and, for 50% of the trainings, of devices"),
+        (1.0, "estimated from the speeds of links and devices"),
     ):
         assert list(describe_times(replace(costs, paced=paced))) == [f"{expected}(deviation 0.25 s), {grounds}"]
     assert list(describe_times(costs)) == [

@@ -183,19 +183,19 @@ def test_honest_sums_pass_even_of_a_channel_that_never_changes(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({COUNT: None}, "name other tensors than was asked for"),
+        ({COUNT: None}, "contain other tensors than requested"),
         ({"head.weight": np.zeros(3)}, "such as 'head.weight'"),
-        ({COUNT: np.array(8, np.int64)}, "was given 8 values of each channel, but 7 samples have 7"),
-        ({COUNT: np.array(7.0)}, "a count, int64 of no dimension"),
-        ({COUNT: np.array([7], np.int64)}, "a count, int64 of no dimension"),
-        ({SUM: np.zeros(5)}, r"two of float64 and shape \(4,\)"),
-        ({SQUARES: np.zeros(4, np.float32)}, "two of float64"),
+        ({COUNT: np.array(8, np.int64)}, "has counted 8 values per channel, but 7 samples have 7"),
+        ({COUNT: np.array(7.0)}, "must be an int64 scalar"),
+        ({COUNT: np.array([7], np.int64)}, "must be an int64 scalar"),
+        ({SUM: np.zeros(5)}, r"two float64 arrays of the shape \(4,\)"),
+        ({SQUARES: np.zeros(4, np.float32)}, "two float64 arrays"),
         ({SUM: np.full(4, np.nan)}, "are not finite"),
         ({SQUARES: np.full(4, np.inf)}, "are not finite"),
-        ({SQUARES: np.full(4, 1e39)}, "beyond single precision"),
-        ({SUM: np.zeros(4), SQUARES: np.full(4, -1.0)}, "those of no numbers"),
-        ({SQUARES: np.zeros(4)}, "those of no numbers"),
-        ({SUM: np.full(4, 1e300)}, "those of no numbers"),
+        ({SQUARES: np.full(4, 1e39)}, "exceed single precision"),
+        ({SUM: np.zeros(4), SQUARES: np.full(4, -1.0)}, "contradict each other"),
+        ({SQUARES: np.zeros(4)}, "contradict each other"),
+        ({SUM: np.full(4, 1e300)}, "contradict each other"),
     ],
 )
 def test_sums_that_no_data_have_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -360,7 +360,7 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
     world.run()
     statuses = {row.client_id: row.status for row in world.notes.records[-1].clients}
     assert statuses["ada"] == statuses["cyd"] == "aggregated"
-    assert statuses["bob"].startswith("refused: the sums name other tensors than was asked for")
+    assert statuses["bob"].startswith("refused: the sums contain other tensors than requested")
 
 
 def test_settings_of_a_calibration_are_checked() -> None:

@@ -77,7 +77,7 @@ def test_a_run_ends_after_the_second_attempt_if_every_device_fails_for_good(reas
     state = attempt(PLAN, state, same_refusals(reason, "label 12 of 10"))
     assert (state.phase, state.attempt) == ("failed", 2)
     assert state.failure == (
-        "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: "
+        "round 1 left nothing to aggregate in 2 attempts, and further attempts would fail for the same reasons: "
         f"ada, bob, cyd refused: {reason}: label 12 of 10; repair these devices, and start the run again"
     )
 
@@ -265,7 +265,7 @@ def test_a_run_reports_its_end_on_the_screen_and_in_the_api_and_goes_on_when_it_
     failure = world.server.state.failure
     assert world.server.state.attempt == 2
     assert failure.startswith(
-        "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: ada, bob"
+        "round 1 left nothing to aggregate in 2 attempts, and further attempts would fail for the same reasons: ada"
     )
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()

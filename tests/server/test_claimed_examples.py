@@ -69,11 +69,11 @@ def test_true_counts_are_accepted_however_they_are_spread() -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda examples: (), "there must be examples of every choice of the supernet"),
-        (lambda examples: (*examples, ("section9.block0", (("conv", 20),))), "and of no other"),
+        (lambda examples: (), "must be for exactly the choices of the supernet"),
+        (lambda examples: (*examples, ("section9.block0", (("conv", 20),))), "exactly the choices of the supernet"),
         (
             lambda examples: ((examples[0][0], (("unknown", 20),)), *examples[1:]),
-            "of operators that its subspace lacks",
+            "for operators outside the client's subspace",
         ),
         (
             lambda examples: ((examples[0][0], ((examples[0][1][0][0], 10**6),)), *examples[1:]),
@@ -87,7 +87,7 @@ def test_true_counts_are_accepted_however_they_are_spread() -> None:
             lambda examples: tuple(
                 (name, ((LACKING[1], 20),) if name == LACKING[0] else counts) for name, counts in examples
             ),
-            "of operators that its subspace lacks",
+            "for operators outside the client's subspace",
         ),
     ],
 )

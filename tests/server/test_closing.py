@@ -87,7 +87,7 @@ def test_a_change_far_outside_is_not_aggregated_and_costs_three_rounds() -> None
     context = context_for()
     state, actions = train_round(context, RunState(), {**HONEST, "eve": 1e6})
     assert list_aggregated(actions) == ["ada", "bob", "cyd"]
-    why = "its change of weights is 1e+06 times the median of the round, but may be 5 times at most"
+    why = "its change of weights is 1e+06 times the median of the round, but may be at most 5 times"
     state, actions = finish_round(context, state, 1.0)
     assert list_outcomes(actions) == {"ada": "done", "bob": "done", "cyd": "done", "eve": f"refused: {why}"}
     for number in (2, 3, 4):
@@ -171,7 +171,7 @@ def test_a_change_far_outside_is_aggregated_as_configured(outliers: str, scale: 
         "eve": pytest.approx(scale),
     }
     reasons = {client.client_id: client.outlier for client in aggregate.clients if client.outlier}
-    reason = "its change of weights is 1e+06 times the median of the round, but may be 5 times at most"
+    reason = "its change of weights is 1e+06 times the median of the round, but may be at most 5 times"
     assert reasons == ({} if outliers == "off" else {"eve": reason})
     state, actions = finish_round(context, state, 1.0)
     assert set(list_outcomes(actions).values()) == {"done"}
@@ -226,7 +226,7 @@ def test_an_aggregation_that_diverged_is_repeated_without_the_most_suspect(loss:
     outcomes = list_outcomes(actions)
     assert (outcomes["bob"], outcomes["cyd"]) == ("done", "done")
     assert outcomes["eve"].startswith(f"refused: the model diverged to a loss of {loss:.3g}")
-    assert outcomes["eve"].endswith(", but not without it")
+    assert outcomes["eve"].endswith("; the round succeeded without this update")
     assert set(state.last) == {"bob", "cyd"}
     assert set(state.outliers.excluded) == {"eve"}
     _, actions = train_round(context, state, dict.fromkeys(FOUR[1:], 1.0))
@@ -243,7 +243,7 @@ def test_suspects_double_each_time_in_the_order_of_their_change() -> None:
         assert list_aggregated(actions) == list(remaining)
     state, actions = finish_round(context, state, 1.0)
     assert [name for name, outcome in list_outcomes(actions).items() if outcome == "done"] == list("abcd")
-    assert list_outcomes(actions)["h"].endswith("but not without 4 suspects")
+    assert list_outcomes(actions)["h"].endswith("the round succeeded without 4 suspect updates")
     assert set(state.outliers.excluded) == set("efgh")
 
 
@@ -321,7 +321,9 @@ def test_an_aggregation_that_fails_is_repeated_without_the_most_suspect() -> Non
     )
     assert list_aggregated(actions) == ["ada", "bob", "cyd"]
     state, actions = finish_round(context, state, 1.0)
-    assert list_outcomes(actions)["dan"].startswith("refused: aggregation failed: KeyError: 'x', but not without it")
+    assert list_outcomes(actions)["dan"].startswith(
+        "refused: aggregation failed: KeyError: 'x'; the round succeeded without"
+    )
 
 
 def test_an_aggregation_that_fails_whoever_is_left_out_ends_an_attempt_and_not_the_run() -> None:

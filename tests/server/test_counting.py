@@ -158,7 +158,7 @@ def test_a_run_with_slow_exports_is_replayed_to_the_same_bits(tmp_path: Path) ->
 def test_the_attempts_of_a_finished_run_are_read_from_its_folder(tmp_path: Path) -> None:
     run = config()
     write_description(tmp_path, run)
-    with pytest.raises(ConfigError, match="is not over; go on with it with: subfleet runs resume"):
+    with pytest.raises(ConfigError, match="is not finished; resume it with: subfleet runs resume"):
         read_replay(tmp_path)
     (tmp_path / SUMMARY).write_text(json.dumps({"programs_from": {"onnx/0": 4}}), encoding="utf-8")
     assert read_replay(tmp_path) == replace(read_description(tmp_path), programs_from={"onnx/0": 4})

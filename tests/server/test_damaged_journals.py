@@ -204,13 +204,13 @@ def check_column(tmp_path: Path, written: Written, column: str, *values: object)
     [
         ("state SET value = '{\"type\":\"trai\"}' WHERE part = 'at'", "at has the type 'trai', but must be one of"),
         ("state SET value = x'00'", "state.value is b"),
-        ("state SET value = '4' WHERE part = 'round'", "the run is in round 4 after the aggregation of round 1"),
+        ("state SET value = '4' WHERE part = 'round'", "the run is in round 4, but the last aggregated round is 1"),
         (
             "state SET value = '-1' WHERE part = 'requested_attempt'",
             "counts of rounds and attempts are (2, 0, 0, 0, -1)",
         ),
         ("state SET value = '[{' WHERE part = 'outliers'", "Expecting property name"),
-        ("state SET part = 'lasting' WHERE part = 'last'", "'lasting' is no part of a state; known are"),
+        ("state SET part = 'lasting' WHERE part = 'last'", "'lasting' is not a part of a state; the known parts are"),
         ("runs SET settings = '[]'", "'list' object has no attribute"),
         ("state SET value = '[]' WHERE part = 'profiles'", "is [], but must be a table"),
         ("state SET value = '{}' WHERE part = 'written'", " is missing"),

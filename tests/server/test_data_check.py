@@ -53,7 +53,7 @@ def measure_round(context: RunContext, odd: InputStatistics | None) -> tuple[Run
 @pytest.mark.parametrize("odd", [BYTES, STANDARD])
 def test_a_device_on_another_scale_is_reported_and_takes_part(odd: InputStatistics) -> None:
     state, messages = measure_round(context_with(), odd)
-    warning = next(text for text in messages if text.startswith("client bob: its inputs go from"))
+    warning = next(text for text in messages if text.startswith("client bob: its inputs range from"))
     assert str(odd) in warning
     assert str(SHARES) in warning
     assert not any(name in text for text in messages for name in ("ada: its", "cyd: its"))
@@ -84,14 +84,14 @@ def test_nothing_is_reported_if_the_check_is_off_or_nothing_is_odd(
 def test_where_most_devices_differ_the_evaluation_data_are_named() -> None:
     profiles = {name: profile_with(name) for name in CLIENTS}
     (text,) = compare_peers(context_with(evaluation=BYTES), profiles)
-    assert text.startswith(f"the evaluation data go from {BYTES}, but the inputs of most of the 3 clients do not")
+    assert text.startswith(f"the evaluation data range from {BYTES}, unlike the inputs of most of the 3 clients")
 
 
 def test_a_device_that_is_odd_among_all_others_is_named_beside_odd_evaluation_data() -> None:
     profiles = {name: profile_with(name) for name in CLIENTS} | {"dan": profile_with("dan", BYTES)}
     messages = list(compare_peers(context_with(evaluation=BYTES), profiles))
     assert len(messages) == 2
-    assert messages[1].startswith("the inputs of dan are not on the scale of most of the 4 clients")
+    assert messages[1].startswith("the inputs of dan differ in scale from those of most of the 4 clients")
     assert not list(compare_peers(context_with(), {name: profile_with(name) for name in CLIENTS}))
     assert not list(compare_peers(context_with("off", BYTES), profiles))
 
@@ -103,9 +103,9 @@ TRANSFORM = DataTransform(resize=(3, 2), channels=1)
     ("transform", "changes", "problem"),
     [
         (None, {}, ""),
-        (None, {"sizes_differ": True}, "its pictures have several sizes, and the run does not resize them; set resize"),
+        (None, {"sizes_differ": True}, "its images differ in size, and the run does not resize them; set resize"),
         (TRANSFORM, {"input_shape": (3, 40, 30), "sizes_differ": True}, ""),
-        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be transformed by .* \(6,\) are no pictures"),
+        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be transformed by .* \(6,\) are not pictures"),
         (None, {"input_shape": (7,)}, "its samples have shape"),
         (
             None,

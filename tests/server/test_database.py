@@ -39,7 +39,7 @@ def test_a_file_system_without_shared_memory_has_a_rollback_journal_and_one_line
     with engine.connect(), engine.connect() as second:
         assert second.exec_driver_sql("PRAGMA synchronous").scalar() == 2
     (line,) = caplog.messages
-    assert line == ("the journal's file system has no write-ahead log (it chose 'delete'); commits take longer there")
+    assert line.endswith("file system does not support a write-ahead log (it chose 'delete'); commits take longer")
 
 
 @pytest.mark.parametrize("had_a_log", [False, True])
@@ -55,7 +55,7 @@ def test_failing_shared_memory_is_reported_in_sqlites_words_and_not_needed(
     assert mode_of(engine) == "delete"
     assert save_and_load(engine) == 4
     (line,) = caplog.messages
-    assert "no write-ahead log (attempt to write a readonly database); commits" in line
+    assert "not support a write-ahead log (attempt to write a readonly database); commits" in line
 
 
 def test_a_reader_beside_the_server_does_not_repeat_the_warning(

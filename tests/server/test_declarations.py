@@ -152,8 +152,8 @@ def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -
     assert not select_requests(TaskRequest, actions)
     assert not any(isinstance(action, SendTask) for action in actions)
     assert state.clients["ada"].reason == (
-        f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, as "
-        "its program says"
+        f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, "
+        "according to its program"
     )
 
 

@@ -139,7 +139,7 @@ def test_departures_and_returns_are_reported_once_and_journaled(tmp_path: Path) 
     assert progress is not None
     assert progress.away == (f"ada: {WHY}, last seen 2 s ago",)
     state, _ = step(context, state, presence("ada", online=True, session="2"), now_s + 4)
-    assert list(attendance.check(state, now_s + 4)) == ["client ada is there again"]
+    assert list(attendance.check(state, now_s + 4)) == ["client ada is back"]
     assert (journal.absences(), attendance.list_awaited(state)) == ({}, ())
     assert list(attendance.check(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()
@@ -166,10 +166,10 @@ def test_departures_after_the_end_of_a_run_are_not_reported(tmp_path: Path) -> N
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     context = replace(STRICT, run_id=run_id)
     state = join_client(context, RunState(), "eve", 1.0)
-    state, _ = step(context, replace(state, at=Finished()), presence("eve", reason="the run is over"), 2.0)
+    state, _ = step(context, replace(state, at=Finished()), presence("eve", reason="the run is finished"), 2.0)
     assert list(Attendance(context, Journal(engine, run_id)).check(state, 3.0)) == []
     assert [absence.reason for absence in Journal(engine, run_id).absences().values()] == [
-        "it said goodbye (the run is over)"
+        "it said goodbye (the run is finished)"
     ]
     engine.dispose()
 

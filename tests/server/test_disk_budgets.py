@@ -271,7 +271,7 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
         assert state.clients["ada"].models == (model,)
     else:
         assert list_sent_tasks(actions) == []
-        assert state.clients["ada"].reason == "none of its models fits twice on the 1999 bytes of its disk"
+        assert state.clients["ada"].reason == "its disk of 1999 bytes has no room for two copies of any of its models"
 
 
 @pytest.mark.slow

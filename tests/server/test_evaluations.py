@@ -212,15 +212,15 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
     [
         ({"sample_count": HELD_OUT + 1}, "11 samples were evaluated, but the client's profile has 10"),
         ({"class_counts": (10, 0, 0), "class_correct": (5, 0, 0)}, "3 classes were counted"),
-        ({"label_count": 11, "accuracy": 0.0}, "11 labels were counted, but 10 samples have 10 at most"),
+        ({"label_count": 11, "accuracy": 0.0}, "11 labels were counted, but 10 samples have at most 10"),
         ({"sums": ERRORS}, "errors are reported, but a task of classification has none"),
         (
             {"sums": MetricSums(class_predicted=(5,) * 4)},
-            "class_predicted has numbers of 4 outputs, but the model has 3",
+            "class_predicted has numbers for 4 outputs, but the model has 3",
         ),
         ({"run_id": "another"}, "is not the current run"),
         ({"round": 7}, "is closed; the run is in round 1"),
-        ({"task_id": "run/r1/ada/7"}, "is not the last one that ada was given"),
+        ({"task_id": "run/r1/ada/7"}, "is not the last task of ada"),
     ],
 )
 def test_impossible_answers_are_refused(changes: dict[str, Any], reason: str) -> None:

@@ -118,7 +118,7 @@ def _too_few(answer: Evaluated) -> Evaluated:
     ("spoil", "words"),
     [
         (_too_few, "there are scores of 2 paths, but 3 were to be scored"),
-        (lambda answer: replace(answer, label_count=11), "11 labels were counted, but 10 samples have 10 at most"),
+        (lambda answer: replace(answer, label_count=11), "11 labels were counted, but 10 samples have at most 10"),
         (lambda answer: replace(answer, sample_count=11), "11 samples were evaluated, but the client's profile has 10"),
     ],
 )
@@ -245,5 +245,5 @@ def test_a_restarted_server_has_the_generation_scored_in_new_tasks(tmp_path: Pat
 
 
 def test_running_statistics_are_measured_by_the_server_alone() -> None:
-    with pytest.raises(ValueError, match="running statistics of a supernet are those of no path"):
+    with pytest.raises(ValueError, match="a supernet's running statistics fit no single path"):
         context_with(TierSearch(scoring="devices"), model=replace(SUPERNET, class_count=CLASSES, norm="batch"))

@@ -103,7 +103,7 @@ def test_a_value_with_a_slash_is_a_path_and_any_other_is_a_run_name(grown: Path)
 
 
 def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
-    with pytest.raises(ConfigError, match="takes its model from run 'grown', which it has not done yet"):
+    with pytest.raises(ConfigError, match="takes its model from run 'grown', but has not read it yet"):
         borrow(run="grown").fingerprint()
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_taken_from_a_run_that_goes_on_or_whose_model_is_damaged(grow
     with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):
         resolve_model(borrow(run="grown"), grown)
     (grown / "grown" / SUMMARY).unlink()
-    with pytest.raises(ConfigError, match="is not over"):
+    with pytest.raises(ConfigError, match="is not finished"):
         resolve_model(borrow(run="grown"), grown)
 
 
@@ -180,7 +180,7 @@ def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
     [
         ({"sha256": "0" * 64}, FileError, "have the SHA-256 .*, but must have 0000"),
         ({"file": "nowhere"}, FileError, "first weights nowhere cannot be read"),
-        ({"network": "m1"}, ConfigError, "are of another network than the run's"),
+        ({"network": "m1"}, ConfigError, "do not fit the run's model"),
         ({"network": "m9"}, ConfigError, "has no network 'm9'"),
     ],
 )
@@ -196,7 +196,7 @@ def test_weights_of_another_file_or_network_are_refused(
     ("overrides", "words"),
     [
         (("model_of.run=a", "model_of.weights=true", "method.type=fedtrans"), "set method.first to 'configured'"),
-        (("model_of.run=a", "first_weights.file=a", "first_weights.sha256=a"), "given beside model_of"),
+        (("model_of.run=a", "first_weights.file=a", "first_weights.sha256=a"), "and model_of are both set"),
         (("model_of.network=m1",), "model_of.run is missing"),
         (("model_of.run=",), "model_of.run is empty"),
         (("model_of.run=a", "model_of.weight=true"), "did you mean 'weights'"),
@@ -278,7 +278,7 @@ def test_runs_that_wait_for_each_other_are_refused(tmp_path: Path, entry: str, o
         for name, of in {entry: other, other: entry}.items()
     )
     path.write_text("\n".join(['base = "quickstart"', "[[sweep]]", *texts]), encoding="utf-8")
-    with pytest.raises(ConfigError, match="waits for a model of its own"):
+    with pytest.raises(ConfigError, match="needs its own model to start"):
         read_runs(path)
 
 
@@ -322,8 +322,8 @@ def test_a_finished_sweep_takes_the_same_models_and_runs_nothing_again(grown: Pa
         (folder / SUMMARY).touch()
     cache, display = CacheFolder(path=grown / "cache"), RecordingDisplay()
     assert run_all(runs, grown, display, cache=cache) == []  # type: ignore[arg-type]  # only `say` is called
-    assert [text for text in display.messages if text.endswith("is over already")] == [
-        f"{number} of 3: {run.name} is over already" for number, run in enumerate(runs, start=1)
+    assert [text for text in display.messages if text.endswith("is already finished")] == [
+        f"{number} of 3: {run.name} is already finished" for number, run in enumerate(runs, start=1)
     ]
     assert "game-tuned takes network 'm2' of run game-grown" in display.messages
     # The other run is repeated, and ends with other weights of the same networks.
@@ -331,9 +331,9 @@ def test_a_finished_sweep_takes_the_same_models_and_runs_nothing_again(grown: Pa
     start = 8 + int.from_bytes(content[:8], "little")
     (grown / "game-grown" / MODEL).write_bytes(content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :])
     display.messages.clear()
-    with pytest.raises(ConfigError, match=r"game-tuned was begun with other settings, .* first_weights.sha256 from "):
+    with pytest.raises(ConfigError, match=r"game-tuned have changed since .*: .*first_weights.sha256 from "):
         run_all(runs, grown, display, cache=cache)  # type: ignore[arg-type]
-    assert "2 of 3: game-sliced is over already" in display.messages
+    assert "2 of 3: game-sliced is already finished" in display.messages
 
 
 GAME = """

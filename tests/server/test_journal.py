@@ -121,7 +121,7 @@ def test_names_find_their_run_again(tmp_path: Path) -> None:
     first = begin_run(engine, name="one", settings="{}", round_count=2)
     assert begin_run(engine, name="one", settings="{}", round_count=2) == first
     assert begin_run(engine, name="two", settings="{}", round_count=2) != first
-    with pytest.raises(ConfigError, match="other settings, which were changed in seed from unset to 1; restore that"):
+    with pytest.raises(ConfigError, match="changed since it was started: seed from unset to 1; restore the settings"):
         begin_run(engine, name="one", settings='{"seed":1}', round_count=2)
 
 

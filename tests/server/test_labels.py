@@ -62,14 +62,14 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
 @pytest.mark.parametrize(
     ("classes", "declared", "words"),
     [
-        (NAMES, with_classes("ant", "cow"), "the run knows no class 'cow': its classes are 'ant', 'bee', 'dog'"),
-        ((), with_classes("cat", "dog"), "the run knows no class 'cat', 'dog': its classes are the numbers 0 to 2"),
-        ((), with_classes("2", "3"), "the run knows no class '3'"),
+        (NAMES, with_classes("ant", "cow"), "the run has no class 'cow': its classes are 'ant', 'bee', 'dog'"),
+        ((), with_classes("cat", "dog"), "the run has no class 'cat', 'dog': its classes are the numbers 0 to 2"),
+        ((), with_classes("2", "3"), "the run has no class '3'"),
         ((), replace(profile("ada"), class_counts=(1,) * 4), "its data have 4 classes, but the model has 3"),
         (
             (),
             replace(profile("ada"), class_counts=()),
-            "its labels are floating point numbers, but the run's are classes",
+            "its labels are floating point numbers, but the run's labels are classes",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
         ({"classes": ("ant", "ant", "b")}, "has 'ant' twice"),
         (
             {"classes": NAMES, "training": TrainingSettings(objective=ObjectiveSettings(name="mean_squared_error"))},
-            "classes are named, but objective 'mean_squared_error' knows none",
+            "classes is set, but objective 'mean_squared_error' has no classes",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_evaluation_labels_that_are_no_classes_are_refused_before_the_run(
 def test_evaluation_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.test: .* names 2 classes, but the model has 3; name all of them"):
         read_images(tmp_path / "a", "ant", "bee")
-    with pytest.raises(DataError, match=r"data.test: the classes of .* do not fit: the run knows no class 'cow'"):
+    with pytest.raises(DataError, match=r"data.test: the classes of .* do not fit: the run has no class 'cow'"):
         read_images(tmp_path / "b", "ant", "cow", classes=NAMES)
 
 
@@ -194,5 +194,5 @@ def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path
     assert {task.classes for task in tasks} == {NAMES}
     assert {request.classes for request in world.exports.requests if isinstance(request, InferRequest)} == {NAMES}
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
-    with pytest.raises(ConfigError, match=r"other settings, which were changed in data\.classes"):
+    with pytest.raises(ConfigError, match=r"have changed since it was started: data\.classes"):
         World(tmp_path, config(data=name_classes((), data), rounds=1), fleet())

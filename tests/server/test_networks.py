@@ -185,7 +185,7 @@ def test_a_drawn_network_begins_like_a_run_of_its_own() -> None:
 
 MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
     "an id twice": (lambda state: Evolution(after=state, born=(COPY, COPY)), r"networks \['a', 'a'\] appear"),
-    "the first's id": (lambda state: Evolution(after=state, born=(FIRST,)), "appear, but each needs an id"),
+    "the first's id": (lambda state: Evolution(after=state, born=(FIRST,)), "appear, but each needs a new id"),
     "no such parent": (
         lambda state: Evolution(after=state, born=(replace(COPY, parent="z"),)),
         "'a' grows from 'z', which is not in use",
@@ -197,12 +197,12 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
     "another round": (lambda state: Evolution(after=state, born=(replace(COPY, born_round=7),)), "after round 1, but"),
     "unknown": (
         lambda state: Evolution(after=state, retired=("z",)),
-        r"networks \['z'\] retire, but in use are \[''\]",
+        r"networks \['z'\] retire, but only \[''\] are in use",
     ),
     "none is left": (lambda state: Evolution(after=state, retired=("",)), "all networks retire"),
     "weights of another": (
         lambda state: Evolution(after=state, born=(COPY,), states={"a": ModelState(shared={"x": torch.zeros(1)})}),
-        "the first weights of network 'a' are not those of its settings",
+        "the first weights of network 'a' do not fit its settings",
     ),
     "networks in the model": (
         lambda state: Evolution(after=state.with_network("q", ModelState(shared=state.shared))),

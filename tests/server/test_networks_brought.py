@@ -101,7 +101,7 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
     [
         ({"family": "none such"}, "none such"),
         ({"widths": []}, "widths is empty, but must have 1 or more"),
-        ({"widths": [10**9]}, "a number above 65536"),
+        ({"widths": [10**9]}, "a number above the limit of 65536"),
         (
             {
                 "family": "vgg",
@@ -109,11 +109,11 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
                 "kernels": [65535],
                 **dict.fromkeys(("hidden_widths", "stem_width", "learnable_steps")),
             },
-            "kernels of 65535, but may have 256 at most",
+            "kernels of 65535, but may have at most 256",
         ),
-        ({"depths": [5000]}, "5000 blocks, but may have 128 at most"),
-        ({"input_shape": [1, 9, 9]}, r"input_shape \(1, 9, 9\), but the run's is"),
-        ({"class_count": 7}, "class_count 7, but the run's is"),
+        ({"depths": [5000]}, "5000 blocks, but may have at most 128"),
+        ({"input_shape": [1, 9, 9]}, r"input_shape \(1, 9, 9\), but the run has"),
+        ({"class_count": 7}, "class_count 7, but the run has"),
         ({"layers": 3}, "layers"),
         ({"family": None, "preset": "none such"}, "none such"),
     ],

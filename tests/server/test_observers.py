@@ -26,8 +26,8 @@ def test_an_observer_that_raises_ends_no_run(
     world = World(tmp_path, config(rounds=2, deploy_targets=()), fleet())
     world.run()
     assert [record.round for record in world.server.result().rounds] == [1, 2]
-    messages = [record.getMessage() for record in caplog.records if "cannot show what happens" in record.getMessage()]
-    assert f"Notes cannot show what happens ({type(error).__name__}: {error}); the run goes on" in messages
+    messages = [record.getMessage() for record in caplog.records if "cannot show the progress" in record.getMessage()]
+    assert f"Notes cannot show the progress ({type(error).__name__}: {error}); the run continues" in messages
 
 
 def test_an_interrupt_goes_through() -> None:

@@ -85,7 +85,7 @@ def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPa
     state, _ = complete_estimates(measure_all()[0])
     result = explore_sizes(PLAN, state)
     monkeypatch.setattr(searches.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
-    monkeypatch.setattr(searches.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
+    monkeypatch.setattr(searches.ParetoSearch, "begin", lambda *_, **__: pytest.fail("a step made a search"))
     state, actions = step(PLAN, state, RequestDone(request=FIRST, result=result), 4.0)
     assert len(select_requests(TaskRequest, actions)) == len(CLIENTS)
     for name in CLIENTS:

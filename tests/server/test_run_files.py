@@ -89,7 +89,7 @@ def test_overrides_take_the_place_of_the_files_values() -> None:
         ("rounds", "--set is 'rounds', but must be like"),
         ("=3", "--set is '=3'"),
         ("runds=3", "runds is an unknown key; did you mean 'rounds'"),
-        ("name.first=a", "below 'quickstart', which is no table"),
+        ("name.first=a", "below 'quickstart', which is not a table"),
         ("fleet.devices.9.id=a", "names the item '9', but there are 5"),
         ("rounds=0", "rounds is 0, but must be 1 or more"),
     ],
@@ -191,7 +191,7 @@ def test_seeds_make_several_runs_of_any_file() -> None:
 
 
 def test_real_devices_need_a_single_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a sweep over 12 runs, but this takes a single run"):
+    with pytest.raises(ConfigError, match="is a sweep over 12 runs, but a single run is needed"):
         read_run(write_run(tmp_path, SWEEP))
 
 
@@ -243,7 +243,7 @@ def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_p
         ("[[sweep]]\nseed = [1]", "seed is an unknown key"),
         ("[[sweep]]\n[sweep.values]\nrounds = 3", "values.rounds is 3, but must be a list"),
         ('[[sweep]]\nseeds = ["a"]', r"seeds\[0\] is 'a', but must be a whole number"),
-        ("[[sweep]]\n[[sweep]]", "are alike, such as 'quickstart'"),
+        ("[[sweep]]\n[[sweep]]", "have equal runs, such as 'quickstart'"),
         ("[[sweep]]\n[sweep.values]\nrounds = [0, 1]", "rounds is 0"),
         ("[[sweep]]\nentries = 3", "entries is 3, but must be a list"),
         ("[[sweep]]\n[[sweep.entries]]\nset = {}", r"entries\[0\].name is missing"),
@@ -251,7 +251,7 @@ def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_p
         ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nset = 3', r"entries\[0\].set is 3, but must be a table"),
         (
             '[[sweep]]\n[[sweep.entries]]\nname = "a"\n[[sweep.entries]]\nname = "a"',
-            "are alike, such as 'quickstart-a'",
+            "have equal runs, such as 'quickstart-a'",
         ),
     ],
 )
@@ -267,10 +267,10 @@ def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:
     assert select_outcome_settings(read_description(tmp_path)) == select_outcome_settings(run), (
         "settings that do not affect the outcome may differ"
     )
-    with pytest.raises(ConfigError, match="begun with other settings, which were changed in seed from 3 to 9"):
+    with pytest.raises(ConfigError, match="have changed since it was started: seed from 3 to 9"):
         write_description(tmp_path, read_run("fedfa", ("seed=9",)))
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is no JSON"):
+    with pytest.raises(ConfigError, match="is not valid JSON"):
         read_description(tmp_path)
     with pytest.raises(FileError, match="name the folder of a run"):
         read_description(tmp_path / "none")

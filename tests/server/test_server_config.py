@@ -70,7 +70,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("rounds = 3", 'rounds = "3"', "rounds is '3', but must be a whole number"),
         ('data.test = "test.npz"', "", "data is missing"),
         ('family = "mlp"', 'family = "mpl"', "model has the family 'mpl', but must be one of"),
-        ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are empty, but one must be there"),
+        ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are both empty; set test"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
         ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['anycostfl', 'clustered', 'dynamic_selection'"),

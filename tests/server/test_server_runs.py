@@ -168,7 +168,7 @@ def test_a_changed_configuration_does_not_resume_a_run(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
     training = replace(world.settings.training, learning_rate=0.05)
     world.settings = replace(world.settings, seed=1, training=training, keep_rounds=9)
-    changed = r"changed in seed from 0 to 1, training.learning_rate from 0.1 to 0.05; restore that"
+    changed = r"since it was started: seed from 0 to 1, training.learning_rate from 0.1 to 0.05; restore the settings"
     with pytest.raises(ConfigError, match=changed):
         world.new_server()
 
@@ -373,7 +373,7 @@ def test_a_run_without_enough_clients_fails_with_a_reason(tmp_path: Path) -> Non
     devices.pop("cyd")
     world = finish(World(tmp_path, config(deadlines=deadlines), devices))
     assert world.server.state.phase == "failed"
-    assert world.server.state.failure.startswith("2 of 3 clients were there after 20 s; start more clients")
+    assert world.server.state.failure.startswith("only 2 of 3 clients were present after 20 s; start more clients")
 
 
 def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> None:

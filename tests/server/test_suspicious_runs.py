@@ -195,7 +195,7 @@ def test_an_unusable_update_is_refused_on_arrival_and_each_round_is_aggregated_o
     world = run_to_end(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=exceed_limit)}))
     refused = statuses(world, "eve")
     assert len(refused) == len(aggregates) == ROUNDS
-    assert all("holds a change of 1.0000000150474662e+30, but each must be finite and" in why for why in refused)
+    assert all("contains a change of 1.0000000150474662e+30, but must be finite and" in why for why in refused)
     (ack,) = {reply.status for name, reply in world.devices["eve"].acks.items() if name.startswith("update.")}
     assert ack == "refused"
 

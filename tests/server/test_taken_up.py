@@ -1,4 +1,4 @@
-"""A run is resumed with the settings that it was begun with, or with more rounds."""
+"""A run is resumed with the settings that it was started with, or with more rounds."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from subfleet.settings.fingerprint import check_resumable
 from subfleet.settings.reading import read_run
 from subfleet.settings.run_folder import SUMMARY, check_not_over, read_description, write_description
 
-REMEDY = "restore that"
+REMEDY = "restore the settings"
 CHANGED = "rounds from 2 to 9, seed from 1 to 2"
 
 
@@ -35,12 +35,12 @@ def test_the_same_settings_or_more_rounds_are_resumable() -> None:
         (
             {"rounds": 3},
             {"rounds": 2},
-            "the run was begun with rounds 3, which can be raised, but not set to 2; restore that",
+            "the run was started with rounds 3, which can be raised, but not set to 2; restore the settings",
         ),
         (
             {"seed": 1},
             {"seed": 2, "rounds": 9},
-            f"the run was begun with other settings, which were changed in {CHANGED}; restore that",
+            f"the settings of the run have changed since it was started: {CHANGED}; restore the settings",
         ),
     ],
 )
@@ -52,7 +52,7 @@ def test_other_changes_are_named_key_by_key(before: dict[str, Any], after: dict[
 
 def test_rounds_cannot_be_added_after_a_special_last_round() -> None:
     before, after = ({**parts(rounds=number), "norms": "calibrated"} for number in (2, 3))
-    with pytest.raises(ConfigError, match="its last round measures them; restore that"):
+    with pytest.raises(ConfigError, match="its last round measures them; restore the settings"):
         check_resumable("the run", before, after, REMEDY)
 
 
@@ -69,10 +69,10 @@ def test_the_journal_names_every_changed_key_with_both_values(tmp_path: Path) ->
 def test_a_folder_names_changed_settings_and_keeps_the_earlier_summary(tmp_path: Path) -> None:
     run = read_run("fedfa", ("rounds=5",))
     write_description(tmp_path, run)
-    with pytest.raises(ConfigError, match="changed in seed from 3 to 9; restore that, choose another --name"):
+    with pytest.raises(ConfigError, match="started: seed from 3 to 9; restore the settings, choose another --name"):
         write_description(tmp_path, replace(run, seed=9))
     (tmp_path / SUMMARY).write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is over already; choose another --name, raise its rounds, or remove it"):
+    with pytest.raises(ConfigError, match="is already finished; choose another --name, raise its rounds, or remove it"):
         check_not_over(tmp_path, run)
     check_not_over(tmp_path, replace(run, rounds=10))
     write_description(tmp_path, replace(run, rounds=10))

@@ -49,7 +49,7 @@ def test_each_kind_fits_families_with_outputs_of_its_labels(objective: str) -> N
         if model in MODELS[objective]:
             assert run_of(model, objective).label_shape is not None
         else:
-            with pytest.raises(ValueError, match=f"training.objective.name is '{objective}', which needs a class of e"):
+            with pytest.raises(ValueError, match=f"training.objective.name is '{objective}', which needs a class"):
                 run_of(model, objective)
 
 
@@ -80,19 +80,19 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         ONE,
         "cross_entropy",
         {},
-        "model.class_count is 1, but one class alone is always right; give it 2 or m",
+        "model.class_count is 1, but with one class every prediction is correct; set 2 or more",
     ),
     "too many numbers": (
         replace(MLP, class_count=1025),
         "mean_squared_error",
         {},
-        "is judged by for 1024 outputs at most",
+        "supports at most 1024 outputs",
     ),
     "names": (
         MLP,
         "binary_cross_entropy",
         {"data": DataSettings(test="t", classes=("a", "b", "c"))},
-        "knows none; leave",
+        "has no classes; omit it",
     ),
     "some names": (
         MLP,
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         {"data": DataSettings(test="t", classes=("a", "b"))},
         "names 2, but must name all 3",
     ),
-    "8 bits": (MLP, "mean_squared_error", {"deploy_quantisation": "static"}, "judged by the class of each sample"),
+    "8 bits": (MLP, "mean_squared_error", {"deploy_quantisation": "static"}, "evaluated by the class of each sample"),
     "8 bits of pixels": (
         FCN,
         "dense_cross_entropy",
@@ -114,15 +114,15 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         "teaches submodels the classes that the whole model predicts.*set distillation.iterations = 0",
     ),
     "a gain of nothing": (MLP, "mean_squared_error", {"method": FedTrans()}, "set method.stop_rounds = 0"),
-    "classes of several numbers": (MLP, "mean_squared_error", emulation("dirichlet"), "take 'iid' or 'natural'"),
+    "classes of several numbers": (MLP, "mean_squared_error", emulation("dirichlet"), "set 'iid' or 'natural'"),
     "classes of labels": (
         MLP,
         "binary_cross_entropy",
         emulation("shard"),
-        "goes by one class or number of each sample",
+        "needs one class or number for each sample",
     ),
-    "classes of pixels": (FCN, "dense_cross_entropy", emulation("pathological"), "take 'iid' or 'natural'"),
-    "a backdoor": (MLP, "binary_cross_entropy", emulation("iid", attack=Backdoor()), "has no class of each sample"),
+    "classes of pixels": (FCN, "dense_cross_entropy", emulation("pathological"), "set 'iid' or 'natural'"),
+    "a backdoor": (MLP, "binary_cross_entropy", emulation("iid", attack=Backdoor()), "has no class for each sample"),
 }
 
 
@@ -140,7 +140,7 @@ TAUGHT = ObjectiveSettings(name="cross_entropy", label_smoothing=0.1)
 @pytest.mark.parametrize("option", [{"label_smoothing": 0.1}, {"class_mask": True}, {"distillation": "mutual"}])
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "mean_squared_error"])
 def test_settings_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="knows no classes"):
+    with pytest.raises(ValueError, match="has no classes"):
         ObjectiveSettings(name=name, **option)  # type: ignore[arg-type]
 
 
@@ -163,9 +163,7 @@ def test_devices_score_paths_only_if_their_scores_are_bounded() -> None:
     text = ["data.partition={name='iid'}", "training.objective.name=mean_squared_error"]
     assert isinstance(read_run("fedoras", text).method, FedorAS)
     assert isinstance(read_run("fedoras", text).model, ChoiceCnn)
-    with pytest.raises(
-        ConfigError, match=r"no bound that one device's word could be held to; set method.search.scoring"
-    ):
+    with pytest.raises(ConfigError, match=r"no bound, so one device's scores could decide; set method.search.scoring"):
         read_run("fedoras", [*text, "method.search.scoring=devices", "model.norm=group"])
     read_run(
         "fedoras",

@@ -66,8 +66,8 @@ def test_folders_are_mapped_to_a_models_classes_by_their_names(
 @pytest.mark.parametrize(
     ("classes", "class_count", "words"),
     [
-        ((), 8, "the run knows no class '8': its classes are the numbers 0 to 7; rename or remove"),
-        (("seven", "8"), 2, "the run knows no class '7': its classes are 'seven', '8'; rename or remove"),
+        ((), 8, "the run has no class '8': its classes are the numbers 0 to 7; rename or remove"),
+        (("seven", "8"), 2, "the run has no class '7': its classes are 'seven', '8'; rename or remove"),
         (None, 3, "names 2 classes, but the model has 3; name all of them in `classes` of the run file"),
     ],
 )

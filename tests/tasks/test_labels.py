@@ -49,7 +49,7 @@ def test_a_known_data_set_is_checked_and_mapped_by_its_names() -> None:
     assert digits.class_names == tuple("0123456789")
     form = DataForm(input_shape=(64,), class_count=10, classes=tuple("9876543210"))
     assert read_dataset("digits:test", form).labels.tolist() == (9 - digits.labels).tolist()
-    with pytest.raises(DataError, match="the run knows no class '7', '8', '9': its classes are the numbers 0 to 6"):
+    with pytest.raises(DataError, match="the run has no class '7', '8', '9': its classes are the numbers 0 to 6"):
         read_dataset("digits:test", replace(form, class_count=7, classes=()))
 
 

@@ -162,7 +162,7 @@ CLAIMS: Mapping[str, tuple[str, Callable[[Totals], Totals], str]] = {
     "right by nothing": (
         "binary_cross_entropy",
         lambda totals: replace(totals, correct=totals.correct - 1),
-        "by the counts by",
+        "correct labels contradict",
     ),
     "a part of a row": (
         "binary_cross_entropy",
@@ -174,14 +174,14 @@ CLAIMS: Mapping[str, tuple[str, Callable[[Totals], Totals], str]] = {
     "errors that cannot be": (
         "mean_squared_error",
         lambda totals: add_to(totals, "absolute_errors", 0, 1e4),
-        "squares of e",
+        "squared errors add up to less",
     ),
     "targets that cannot be": (
         "mean_squared_error",
         lambda totals: add_to(totals, "targets", 0, 1e6),
-        "squares of targets",
+        "squared targets add up to less",
     ),
-    "another loss": ("mean_squared_error", lambda totals: replace(totals, loss=2 * totals.loss), "but the loss says"),
+    "another loss": ("mean_squared_error", lambda totals: replace(totals, loss=2 * totals.loss), "but the loss is"),
     "errors of classes": (
         "cross_entropy",
         lambda totals: replace(totals, sums=replace(totals.sums, squared_errors=(1.0,) * OUTPUTS)),
@@ -190,7 +190,7 @@ CLAIMS: Mapping[str, tuple[str, Callable[[Totals], Totals], str]] = {
     "other outputs": (
         "mean_squared_error",
         lambda totals: replace(totals, sums=replace(totals.sums, targets=(1.0,))),
-        "targets has numbers of 1 outputs",
+        "targets has numbers for 1 outputs",
     ),
     "nothing at all": (
         "mean_squared_error",

@@ -168,7 +168,7 @@ def other_norm(job: Job[Calibrate]) -> Job[Calibrate]:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (other_norm, ProtocolError, r"names the norm tensor 'head\.running_mean', but its program has none"),
+        (other_norm, ProtocolError, r"names the norm tensor 'head\.running_mean', but its program has no such"),
         (
             lambda job: replace(job, work=replace(job.work, settings=replace(SETTINGS, learning_rate=0.1))),
             ProtocolError,
@@ -188,6 +188,6 @@ def test_what_cannot_be_measured_says_why(
     job = calibration_job(tmp_path)
     with pytest.raises(error, match=words):
         OnnxTrainer().calibrate(change(job), never)
-    with pytest.raises(TrainingError, match="measuring was stopped after 0 steps"):
+    with pytest.raises(TrainingError, match="calibration was stopped after 0 steps"):
         OnnxTrainer().calibrate(job, lambda: True)
     assert not job.output_path.exists()

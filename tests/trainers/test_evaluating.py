@@ -14,7 +14,7 @@ from shared_programs import program_bytes
 from torch.nn import functional
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
 
-from subfleet.agent.events import EvaluationEnded
+from subfleet.agent.outcomes import EvaluationEnded
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
@@ -224,7 +224,7 @@ def test_what_cannot_be_evaluated_says_why(tmp_path: Path) -> None:
     job, trainer = write_job(tmp_path, case, "onnx"), OnnxTrainer()
     with pytest.raises(MemoryLimitError):
         trainer.evaluate(replace(job, memory_limit_bytes=1000), never)
-    with pytest.raises(TrainingError, match="evaluating was stopped"):
+    with pytest.raises(TrainingError, match="evaluation was stopped"):
         trainer.evaluate(job, lambda: True)
     with pytest.raises(ProtocolError, match="the task's batch size is 3, but its program takes 16"):
         trainer.evaluate(replace(job, work=replace(job.work, settings=EvaluationSettings(batch_size=3))), never)
@@ -260,7 +260,7 @@ def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
         client_id="laptop",
         memory_limit_bytes=2**30,
     )
-    with pytest.raises(ProtocolError, match=r"is to 'evaluate' .* but must be to 'train'"):
+    with pytest.raises(ProtocolError, match=r"has purpose 'evaluate' .* but must have purpose 'train'"):
         trainer.train(training, never)
     request = TrainRequest(
         model=case.config,
@@ -271,7 +271,7 @@ def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
         optimiser=OptimiserSettings(),
     )
     job.program_path.write_bytes(program_bytes(request))
-    with pytest.raises(ProtocolError, match=r"is to 'train' .* but must be to 'evaluate'"):
+    with pytest.raises(ProtocolError, match=r"has purpose 'train' .* but must have purpose 'evaluate'"):
         trainer.evaluate(job, never)
 
 

@@ -136,7 +136,7 @@ def test_a_model_without_names_answers_numbers(tmp_path: Path, trainer: Trainer)
     expected = expected_predictions(data, str)
     assert prediction.accuracy == pytest.approx(np.mean(np.array(expected) == np.repeat(HELD, 5)))
     (data / "7").rename(data / "seven")
-    with pytest.raises(DataError, match="the run knows no class 'seven': its classes are numbers"):
+    with pytest.raises(DataError, match="the run has no class 'seven': its classes are numbers"):
         trainer.predict(tmp_path / f"model{trainer.suffix}", str(data))
 
 

@@ -190,7 +190,7 @@ def within(operator: str, *, in_function: bool = False) -> ModelProto:
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "If"])
 def test_control_flow_without_a_bound_is_refused(operator: str, in_function: bool) -> None:
-    with pytest.raises(TrainingError, match=f"a node of the program is '{operator}'.* without an end"):
+    with pytest.raises(TrainingError, match=f"a node of the program is '{operator}'.* run forever"):
         check_self_contained(within(operator, in_function=in_function).SerializeToString())
 
 
@@ -206,13 +206,13 @@ def test_a_loop_within_the_body_of_another_node_is_refused_too() -> None:
     ("content", "message"),
     [
         (b"\x30\x00\x00\x00ORTM", "own format"),
-        (b"\x3a", "a number has no end"),
-        (b"\x3a\x05\x00", "5 bytes stands where 1 are left"),
+        (b"\x3a", "a number is truncated"),
+        (b"\x3a\x05\x00", "a field has 5 bytes, but only 1 are left"),
         (b"\x3b\x3c", "wire type 3"),
         (b"\x00\x01", "the tag 0"),
         # A tag that other parsers truncate to 32 bits and read as the graph.
         (b"\xba\x80\x80\x80\x80\x01\x00", "has the tag"),
-        (b"\xff" * 11, "no end"),
+        (b"\xff" * 11, "too long"),
     ],
 )
 def test_invalid_models_are_refused_in_one_sentence(content: bytes, message: str) -> None:

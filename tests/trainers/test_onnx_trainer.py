@@ -215,9 +215,9 @@ def _with_samples(*shape: int) -> Callable[[Job[Train]], None]:
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
-        (_without_state, ProtocolError, "must give back every parameter"),
+        (_without_state, ProtocolError, "must return every parameter"),
         (_with_target, ProtocolError, "must be 'onnx'"),
-        (_with_body, LoadError, "is no ONNX model"),
+        (_with_body, LoadError, "is not an ONNX model"),
         (_with_weights(head_extra=np.zeros(1, np.float32)), ProtocolError, "first 'head.extra'"),
         (_with_weights(head_bias=np.zeros(CLASSES + 1, np.float32)), ProtocolError, "of shape"),
         (_with_weights(head_bias=np.zeros(CLASSES, np.float64)), ProtocolError, "float64"),
@@ -313,7 +313,7 @@ def test_a_program_that_contradicts_its_manifest_is_refused(tmp_path: Path) -> N
         original.manifest, inputs=widen(original.manifest.inputs), outputs=widen(original.manifest.outputs)
     )
     job.program_path.write_bytes(encode_program(replace(original, manifest=manifest)))
-    with pytest.raises(LoadError, match=r"inputs are not those of its manifest, first .*weight"):
+    with pytest.raises(LoadError, match=r"inputs differ from its manifest, first in .*weight"):
         OnnxTrainer().train(job, never)
 
 

@@ -124,7 +124,7 @@ def test_batches_are_smaller_where_samples_are_few_and_never_share_one(tmp_path:
 
 def test_what_cannot_be_scored_says_why(tmp_path: Path) -> None:
     job, trainer = score_job(tmp_path, "onnx"), OnnxTrainer()
-    with pytest.raises(DataError, match="has 83 samples, but a score needs 84 or more"):
+    with pytest.raises(DataError, match="has 83 samples, but a score needs at least 84"):
         trainer.score(replace(job, work=replace(job.work, batches=84)), never)
     with pytest.raises(MemoryLimitError):
         trainer.score(replace(job, memory_limit_bytes=1000), never)
@@ -147,5 +147,5 @@ def test_a_program_that_sums_no_gradients_cannot_score(tmp_path: Path) -> None:
         memory_limit_bytes=2**30,
         output_path=Path("unused"),
     )
-    with pytest.raises(ProtocolError, match="the program sums no gradients"):
+    with pytest.raises(ProtocolError, match="the program does not sum gradients"):
         OnnxTrainer().score(job, never)

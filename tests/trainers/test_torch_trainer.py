@@ -156,8 +156,8 @@ def change_body(program: Program, **changes: object) -> Program:
         ({"depths": [2**40]}, "blocks, but may have"),
         ({"depths": [1]}, "blocks|axis|keeps"),
         ({"family": "os.system"}, "family 'os.system', but must be one of"),
-        ({"batch_size": 3}, "not those of its manifest, first"),
-        ({"accumulate": True}, "not those of its manifest, first"),
+        ({"batch_size": 3}, "differ from its manifest, first in"),
+        ({"accumulate": True}, "differ from its manifest, first in"),
         ({"recompute": 3}, "must be true or false"),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_process_without_its_own_claims_reports_it_once() -> None:
     assert messages[1].startswith(f"our own claims on {CAM.topic} are not received")
 
 
-def test_damaged_words_end_nobody() -> None:
+def test_damaged_claims_end_no_session() -> None:
     rig = LockRig()
     holder = rig.join("cam", since_s=20.0)
     rig.run()

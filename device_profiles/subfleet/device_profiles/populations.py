@@ -70,7 +70,7 @@ def _check_source(
     logs: tuple[str, ...], links: tuple[str, ...], memory: MemoryTable | None, link: LinkTable | None
 ) -> Iterator[str]:
     if bool(logs) == (memory is not None) or (memory is None) != (link is None):
-        yield "a kind of device must have either logs, or memory and link"
+        yield "a kind of device must have either logs or both memory and link"
     if links and not logs:
         yield "links are set without logs, but they replace the links of logs; leave links out"
 

@@ -128,7 +128,7 @@ class Prune:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """Leave: the run is over, and nothing is left to do."""
+    """Leave: the run is finished, and nothing is left to do."""
 
 
 _OnDisk = Weigh | PlaceModels | Save | Prune

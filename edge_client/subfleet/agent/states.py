@@ -34,7 +34,7 @@ class AgentSettings:
             during a task, and none when the budget is measured.
         streams: as in `DataSummary`.
         heartbeat_s: seconds between two presences, as is telemetry_s between two telemetries outside rounds.
-        leave_when_finished: leave when the run that the device took part in is over.
+        leave_when_finished: leave when the run that the device took part in is finished.
         linger_s: how long the agent waits after the last activity of a finished run before it leaves.
         leave_limit_s: seconds after the end of the run at which it leaves even if an ack is missing.
         keep_s: how long an answer without an ack is sent again.

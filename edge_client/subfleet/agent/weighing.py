@@ -43,7 +43,7 @@ def find_objection(task: Task, weighed: Weighed, reading: Reading | None, left_s
     if required_bytes > weighed.room_bytes:
         detail = (
             f"the task takes {required_bytes} bytes of disk ({fetched_bytes} still to be fetched), but only "
-            f"{weighed.room_bytes} bytes may be written"
+            f"{weighed.room_bytes} bytes are available"
         )
         return Objection(reason="disk", detail=detail, available_bytes=weighed.room_bytes)
     detail = _check_budget(task) or _check_link(fetched_bytes, reading, left_s)
@@ -59,10 +59,10 @@ def _check_budget(task: Task) -> str:
     down, up = task.budget.downlink_bytes, task.budget.uplink_bytes
     largest_bytes = max((blob.size_bytes for blob in task.weights), default=0)
     if down is not None and largest_bytes > down + HEADER_BYTES:
-        return f"the weights are {largest_bytes} bytes, but the device promised to take {down} bytes"
+        return f"the weights have {largest_bytes} bytes, but the device's downlink budget is {down} bytes"
     whole = isinstance(task.work, Train) and isinstance(task.work.update_codec, Uncompressed)
     if whole and up is not None and largest_bytes > up + HEADER_BYTES:
-        return f"the update takes {largest_bytes} bytes, but the device promised to send {up} bytes"
+        return f"the update has {largest_bytes} bytes, but the device's uplink budget is {up} bytes"
     return ""
 
 
@@ -74,6 +74,6 @@ def _check_link(fetched_bytes: int, reading: Reading | None, left_s: float) -> s
     if takes_s <= left_s:
         return ""
     return (
-        f"{fetched_bytes} bytes are to be fetched, which takes {takes_s:.0f} s at {rate_bps:.0f} bit/s, but the task "
+        f"fetching {fetched_bytes} bytes takes {takes_s:.0f} s at {rate_bps:.0f} bit/s, but the task "
         f"ends in {left_s:.0f} s"
     )

@@ -28,17 +28,8 @@ from subfleet.agent.composing import (
     compose_scores,
     compose_update,
 )
-from subfleet.agent.events import (
-    BlobArrived,
-    BlobFailed,
-    Ended,
-    EvaluationEnded,
-    ModelsPlaced,
-    ScoringEnded,
-    TrainingEnded,
-    Weighed,
-    WorkFailed,
-)
+from subfleet.agent.events import BlobArrived, BlobFailed, Weighed
+from subfleet.agent.outcomes import Ended, EvaluationEnded, ModelsPlaced, ScoringEnded, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, AgentState, Pending
 from subfleet.agent.survival import FATAL_DEATHS
 from subfleet.agent.weighing import find_objection
@@ -107,8 +98,8 @@ def on_task_measured(settings: AgentSettings, state: AgentState, task_id: str, b
         ceiling = state.survival.ceiling
         if ceiling is not None and budget_bytes == ceiling.memory_bytes:
             detail = (
-                f"the program needs {planned_bytes} bytes, but the device gives {budget_bytes} bytes since its process "
-                "ended while it worked"
+                f"the program needs {planned_bytes} bytes, but the device offers only {budget_bytes} bytes since its "
+                "process ended during work"
             )
         return refuse(settings, state, "memory", detail, now_s, budget_bytes)
     survival = state.survival.start_work(current.task, budget_bytes)
@@ -188,8 +179,8 @@ def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> St
     ceiling = state.survival.ceiling
     offered_bytes = 0 if ceiling is None else ceiling.memory_bytes
     detail = (
-        f"the device's process ended {FATAL_DEATHS} times in a row while it worked, the last time on this task, as it "
-        f"does when the system has too little memory; it gives {offered_bytes} bytes for now"
+        f"the device's process ended {FATAL_DEATHS} times in a row during work, the last time on this task, probably "
+        f"because memory ran out; the device now offers {offered_bytes} bytes"
     )
     return refuse(settings, state, "memory", detail, now_s, offered_bytes)
 

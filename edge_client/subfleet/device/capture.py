@@ -59,7 +59,7 @@ def capture(
                 file.flush()
                 rows += 1
     except FileExistsError as error:
-        raise FileError(f"the file {str(options.path)!r} exists already; name another one with --out") from error
+        raise FileError(f"the file {str(options.path)!r} already exists; choose another one with --out") from error
     except OSError as error:
         raise FileError(f"the file {str(options.path)!r} cannot be written: {error.strerror}") from error
     return rows

@@ -54,9 +54,9 @@ class DeviceOptions:
         user, client_id = None if self.shared_user else user, self.client_id
         if client_id and user and client_id != user:
             raise ConfigError(
-                f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's "
-                "access list goes by the user, so they must be the same: leave --id out, or say --shared-user where "
-                "many devices sign in as one user"
+                f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; they "
+                "must be equal, as the broker's access list names users: omit --id, or use --shared-user if several "
+                "devices sign in as one user"
             )
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
         return check_client_id(client_id or user or host or "device")

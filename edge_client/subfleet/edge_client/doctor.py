@@ -12,7 +12,7 @@ from types import MappingProxyType
 from subfleet.device.describing import find_packing_width
 from subfleet.device.monitor import ControlGroups, LiveMeter
 from subfleet.device.runtimes import choose_trainer
-from subfleet.device.trials import TrialResult, try_package, try_runtime
+from subfleet.device.trials import TrialResult, try_packages, try_runtime
 from subfleet.device_profiles import DeviceProfile, compute_memory_budget
 from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.store import read_saved
@@ -34,7 +34,7 @@ _OLDEST: Mapping[str, str] = MappingProxyType({"numpy": "1.26"})
 """Oldest versions of packages that a board's system may bring."""
 _READS_DATA = frozenset({"numpy", "Pillow"})
 _ENABLE_LIMITS = (
-    "say --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
+    "use --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
     "/boot/firmware/cmdline.txt) and start the board again"
 )
 _OPEN_TIMEOUT_S = 5.0
@@ -83,7 +83,7 @@ def examine(options: DoctorOptions) -> Examination:
     """
     profile = options.device.load_profile()
     tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
-    packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
+    packages = try_packages(_NEEDED)
     findings = [
         _check_python(),
         *(check_package(*entry) for entry in packages.items()),
@@ -119,14 +119,14 @@ def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[s
     )
     remedy = ""
     if ControlGroups().lacks_memory_limits():
-        text += "; this kernel cannot limit a container's memory, so that whatever limit this one was given is void"
+        text += "; this kernel cannot limit a container's memory, so any limit of this container has no effect"
         remedy = _ENABLE_LIMITS
     return Finding(check="memory", text=text, remedy=remedy), budget_bytes
 
 
 def _skip_check(check: str, package: str) -> Finding:
     """Report that a check is skipped, because it would end this process."""
-    return Finding(check=check, code=BrokenError.exit_code, text=f"not tried, as {package} does not work")
+    return Finding(check=check, code=BrokenError.exit_code, text=f"not tested, because {package} does not work")
 
 
 def _run_check(check: str, look: Callable[[], str]) -> Finding:
@@ -181,7 +181,7 @@ def _check_runtimes(profile: DeviceProfile, tried: Mapping[str, TrialResult]) ->
         if result.broken:
             findings.append(_explain_unusable(f"runtime {name}", result))
         elif not result.works:
-            findings.append(Finding(check=f"runtime {name}", text=f"not used, as {result.text}"))
+            findings.append(Finding(check=f"runtime {name}", text=f"not used: {result.text}"))
     return findings
 
 

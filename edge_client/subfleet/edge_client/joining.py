@@ -1,4 +1,4 @@
-"""`subfleet-edge join`: starts a session that runs until it is stopped or its run is over."""
+"""`subfleet-edge join`: starts a session that runs until it is stopped or its run is finished."""
 
 import logging
 import os
@@ -46,7 +46,7 @@ class JoinOptions:
         held_out: the data for evaluation; they are never used for training.
         replay: name or file of a resource log that replaces live readings.
         tells_statistics: whether to report the statistics of the inputs to the server, four numbers.
-        leave_when_finished: whether to end when the run is over.
+        leave_when_finished: whether to end when the run is finished.
         leave_with_stdin: whether to stop when standard input ends, which it does when the parent process ends.
         wait: whether to wait for a broker that is not reachable at the start.
     """
@@ -63,7 +63,7 @@ class JoinOptions:
 
 
 def join(options: JoinOptions) -> None:
-    """Take part in a fleet until the run is over or a signal comes.
+    """Take part in a fleet until the run is finished or a signal comes.
 
     The first Ctrl-C (SIGTERM, or SIGHUP from a closed terminal) stops cleanly: the next start resumes the current task.
     The second one ends the process at once.
@@ -105,7 +105,7 @@ def join(options: JoinOptions) -> None:
         if options.leave_with_stdin:
             threading.Thread(target=_stop_at_end_of_input, name="subfleet-stdin", daemon=True).start()
         session.run(lambda: stop.made)
-        _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
+        _LOG.info("the run is finished" if session.left else "stopped; start the same command again to go on")
 
 
 def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:
@@ -152,8 +152,8 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
         problem = find_scale_problem(held_out.inputs, trained.inputs)
     if problem:
         raise DataError(
-            f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "
-            "prepare both in one way"
+            f"the held-out data {options.held_out!r} do not match the data {options.data!r}: {problem}; "
+            "prepare both in the same way"
         )
 
 

@@ -78,7 +78,7 @@ def _add_broker_options(parser: argparse.ArgumentParser) -> None:
         "--password-file", metavar="FILE", type=Path, help="the password of the address's user ($SUBFLEET_PASSWORD)"
     )
     parser.add_argument(
-        "--shared-user", action="store_true", help="the address's user is not the device's id, as many sign in with it"
+        "--shared-user", action="store_true", help="several devices sign in as the address's user, so it is not the id"
     )
 
 
@@ -114,9 +114,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
-    parser.add_argument(
-        "--held-out", metavar="D", help="data that are never trained on, for evaluations; named as --data is (none)"
-    )
+    parser.add_argument("--held-out", metavar="D", help="held-out data for evaluations, named like --data (none)")
     _add_device_options(parser)
     parser.add_argument(
         "--disk-limit",
@@ -134,7 +132,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         "--architecture",
         metavar="FILE|JSON",
         help="declare this device's submodel or the settings of its network, such as "
-        '{"preset": "vgg16"}, for methods that go by declarations (the profile\'s)',
+        '{"preset": "vgg16"}, for methods that use declarations (the profile\'s)',
     )
     parser.add_argument(
         "--no-statistics",
@@ -143,9 +141,9 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         help="do not report minimum, maximum, mean and deviation of the inputs to the server",
     )
     parser.add_argument("--wait", action="store_true", help="wait for a broker that is not reachable yet")
-    parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
+    parser.add_argument("--leave-when-finished", action="store_true", help="exit with 0 when the run is finished")
     parser.add_argument(
-        "--leave-with-stdin", action="store_true", help="stop when standard input ends, as a child of another program"
+        "--leave-with-stdin", action="store_true", help="stop when standard input ends, for use as a child process"
     )
 
 
@@ -219,7 +217,7 @@ def _parse_number(text: str) -> float:
 COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], int]] = MappingProxyType(
     {
         "join": ("take part in a fleet: train what fits, until stopped", _add_join, logging.INFO),
-        "capture": ("record what this device has to give, as a resource log", _add_capture, logging.WARNING),
+        "capture": ("record this device's resources as a resource log", _add_capture, logging.WARNING),
         "doctor": ("show what is missing, how to fix it, and what fits", _add_doctor, logging.WARNING),
         "predict": ("run a fetched model over a data set", _add_predict, logging.WARNING),
     }

@@ -34,13 +34,11 @@ from subfleet.agent.events import (
     LinkDown,
     LinkUp,
     Measured,
-    ModelsPlaced,
     Received,
     Stopping,
     TimePassed,
-    TrainingEnded,
-    WorkFailed,
 )
+from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.device.meters import Meter
@@ -138,11 +136,11 @@ class EdgeSession:
 
     @property
     def left(self) -> bool:
-        """Whether the run is over and the agent has left."""
+        """Whether the run is finished and the agent has left."""
         return self._left
 
     def run(self, stopped: Callable[[], bool], *, poll_s: float = 0.1) -> None:
-        """Take part until the run is over or `stopped` returns True.
+        """Take part until the run is finished or `stopped` returns True.
 
         Raises:
             TransportError: the broker cannot be reached at the start.
@@ -188,10 +186,10 @@ class EdgeSession:
             self._handle(Stopping())
         except FileError as error:
             # The next start will count this as a crash during the task; no result is lost.
-            _LOG.warning("it cannot be written down that the work is stopped: %s", error)
+            _LOG.warning("the stop of the task cannot be saved: %s", error)
         self._worker.stop()
         if self._connected:
-            reason = "the run is over" if self._left else "it was stopped"
+            reason = "the run is finished" if self._left else "it was stopped"
             # A server of an earlier release does not know reasons, and uses the first one.
             self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False), retain=True))
             self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False, reason=reason)))

@@ -30,8 +30,8 @@ from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.disks import hash_file, lock, write_atomically
 from subfleet.protocol.errors import FileError, ProtocolError, explain_os_errors
 from subfleet.protocol.homes import find_state_root
-from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.task import Task
 from subfleet.transport.blob_store import BlobStore
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class AgentStore:
             saved = read_saved(self.folder)
         except ProtocolError as error:
             aside = self._path.with_suffix(".bad")
-            _LOG.warning("the state file %s cannot be used (%s); it is set aside as %s", self._path, error, aside.name)
+            _LOG.warning("the state file %s cannot be used (%s); it was renamed to %s", self._path, error, aside.name)
             try:
                 self._path.replace(aside)
             except OSError as failure:
@@ -169,7 +169,7 @@ class AgentStore:
         with suppress(OSError):
             if hash_file(path) == blob.sha256:
                 return
-        _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
+        _LOG.warning("blob %s was damaged on this disk and is fetched again", blob.sha256[:12])
         with explain_os_errors(f"the damaged blob {str(path)!r} cannot be removed", "remove it, or check the disk"):
             path.unlink(missing_ok=True)
 
@@ -259,7 +259,7 @@ def _hold_lock(folder: Path) -> Iterator[None]:
     with _open_lock(folder) as file:
         try:
             if not lock(file, wait=False):
-                _LOG.warning("the file system of %s has no locks; start no other agent in this folder", folder)
+                _LOG.warning("the file system of %s does not support locks; do not start another agent in it", folder)
         except BlockingIOError:
             raise FileError(
                 f"the state folder {str(folder)!r} is in use by another agent; stop that one, or choose another folder "

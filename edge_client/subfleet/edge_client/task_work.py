@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
@@ -27,7 +27,7 @@ from subfleet.protocol.errors import (
 from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.jobs import Job, Trainer, TrainResult
-from subfleet.protocol.messages import RefusalReason
+from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
 
 _LOG = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class TaskWork:
         except SubfleetError as error:
             return _explain_failure(task, error)
         except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
-            _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
+            _LOG.warning("task %s: the trainer raised an unexpected error", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
 
     def _run(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:

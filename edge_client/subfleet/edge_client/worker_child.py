@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.device.process_limits import end_with_parent, limit_growth, offer_to_the_kernel, use_one_heap
 from subfleet.device.runtimes import CPU, choose_trainer
 from subfleet.edge_client.failures import LOG_FORM, explain_error
@@ -103,7 +103,7 @@ def _check_report(report: TaskEnded, work_folder: Path) -> TaskEnded:
         decode_report(encode_line(report), work_folder)
     except (TypeError, ValueError, ProtocolError) as error:
         discard(work_folder, report.outcome.task_id)
-        detail = f"the trainer's result is no valid one: {error}"
+        detail = f"the trainer's result is invalid: {error}"
         failed = WorkFailed(task_id=report.outcome.task_id, reason="failed", detail=detail)
         return TaskEnded(outcome=failed, held_bytes=0)
     return report

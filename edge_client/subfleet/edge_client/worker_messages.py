@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.edge_client.task_work import Outcome, TrainingOutput, locate_output
 from subfleet.protocol.errors import (
     BrokenError,
@@ -19,8 +19,8 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.jobs import DataSummary, TrainResult
-from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import from_plain, parse_json, to_plain
+from subfleet.protocol.task import Task
 
 MAX_LINE_BYTES = 16 * 2**20
 MOST_CHARACTERS = 4096
@@ -176,7 +176,7 @@ def decode_report(line: bytes, work_folder: Path) -> Report:
         message = TrainingOutput(task_id=message.task_id, result=message.result, output_path=path)
     if isinstance(message, TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed):
         return TaskEnded(outcome=message, held_bytes=held_bytes)
-    raise ProtocolError(f"a process that does tasks sent {type(message).__name__}, but must send a report")
+    raise ProtocolError(f"a worker process sent {type(message).__name__}, but must send a report")
 
 
 def _read(line: bytes) -> tuple[Any, int]:
@@ -185,7 +185,7 @@ def _read(line: bytes) -> tuple[Any, int]:
         raise ProtocolError(f"a line is {type(plain).__name__}, but must be an object")
     held_bytes = from_plain(int, plain.pop(_HELD, 0), _HELD)
     if len(plain) != 1 or (name := next(iter(plain))) not in _KINDS:
-        raise ProtocolError(f"a line holds {sorted(plain)!r:.80}, but must hold one of {sorted(_KINDS)}")
+        raise ProtocolError(f"a line has the keys {sorted(plain)!r:.80}, but must have one of {sorted(_KINDS)}")
     return from_plain(_KINDS[name], plain[name]), max(held_bytes, 0)
 
 

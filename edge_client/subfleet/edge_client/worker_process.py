@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.edge_client.task_work import Outcome, discard
 from subfleet.edge_client.worker_messages import (
     MAX_LINE_BYTES,
@@ -128,9 +128,7 @@ class WorkerProcess:
             return report
         if isinstance(report, StartFailed):
             raise report.error()
-        raise BrokenError(
-            f"the process that does this device's tasks {self._child.end()} before it was ready; --verbose shows more"
-        )
+        raise BrokenError(f"this device's worker process {self._child.end()} before it was ready; --verbose shows more")
 
     def _poll(self, timeout_s: float) -> Outcome | None:
         """Return the outcome, if any: from a report, from the end of the process, or after killing it."""
@@ -145,7 +143,7 @@ class WorkerProcess:
             report = decode_report(line, self._workplace.work_folder)
         except ProtocolError as error:
             # This line may have been the task's outcome, so the process must be ended.
-            return self._fail_task(f"said what cannot be read ({error})", "failed")
+            return self._fail_task(f"sent an unreadable report ({error})", "failed")
         if isinstance(report, TaskEnded):
             return self._accept(report)
         self._problem = report if isinstance(report, StartFailed) else None
@@ -169,14 +167,14 @@ class WorkerProcess:
     def _fail_task(self, how: str, reason: RefusalReason) -> Outcome | None:
         task, self._task, self._kill_at_s = self._task, None, None
         if task is None:
-            _LOG.warning("the process that does tasks %s; the next task starts another one", how)
+            _LOG.warning("the worker process %s; the next task starts another one", how)
             self._child.close()
             self._held_bytes = 0
             return None
         discard(self._workplace.work_folder, task.task_id)
         self._renew()
         available_bytes = min(self._memory_limit_bytes, task.planned_peak_bytes) // 2 if reason == "memory" else None
-        detail = f"the process that did the task {how}"
+        detail = f"the worker process {how}"
         return WorkFailed(
             task_id=task.task_id,
             reason=reason,

@@ -51,7 +51,7 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
     host.release()
     tally, started_s = Tally(), host.now_s()
     for call in make_calls(job, layout, dataset):
-        context.check_stopped(f"measuring was stopped after {tally.step_count} steps")
+        context.check_stopped(f"calibration was stopped after {tally.step_count} steps")
         session = ProgramSession(loaded, links, weights | _make_zero_statistics(layout, sums), constants)
         weights.clear()
         tally.take(call, session.step(path, call.fed, last=call.last), layout)
@@ -100,7 +100,7 @@ def _check_norms(work: Calibrate, layout: StepLayout) -> None:
         )
     lacking = {f"{norm.name}.{kind}" for norm in work.calibration.norms for kind in (_MEAN, _VARIANCE)} - layout.buffers
     if lacking:
-        raise ProtocolError(f"the task names the norm tensor {min(lacking)!r:.120}, but its program has none of it")
+        raise ProtocolError(f"the task names the norm tensor {min(lacking)!r:.120}, but its program has no such tensor")
 
 
 def _make_zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:

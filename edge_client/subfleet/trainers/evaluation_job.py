@@ -67,7 +67,7 @@ def evaluate_job(
         sums = [LabelSums(layout, settings) for _ in paths]
         for fed, labels, last in _make_batches(context.dataset, layout):
             for path, own in zip(paths, sums, strict=True):
-                context.check_stopped("evaluating was stopped")
+                context.check_stopped("evaluation was stopped")
                 own.add(session.evaluate(path, fed, last=last and own is sums[-1]), labels)
                 context.watch.check()
             del fed  # before the next one is made

@@ -67,7 +67,7 @@ def check_note(name: str, shapes: MethodShapes) -> None:
     gives = [(dtype, math.prod(shape) <= MAX_NOTE_BYTES) for dtype, shape in shapes.outputs]
     if shapes.inputs or gives != [("uint8", True)]:
         raise TrainingError(
-            f"the model's method {name!r} must take nothing and give at most {MAX_NOTE_BYTES} bytes; deploy it again"
+            f"the model's method {name!r} must take no input and return at most {MAX_NOTE_BYTES} bytes; deploy it again"
         )
 
 

@@ -128,14 +128,14 @@ def make_scoring_batches(
 
     Raises:
         DataError: there are fewer samples than batches.
-        ProtocolError: the program sums no gradients.
+        ProtocolError: the program does not sum gradients.
     """
     if layout.apply is None:
-        raise ProtocolError("the program sums no gradients, but a candidate is scored by them; export it to accumulate")
+        raise ProtocolError("the program does not sum gradients, which scores need; export it with accumulate")
     settings, batch_count = job.work.settings, job.work.batches
     size = min(settings.batch_size, len(dataset) // batch_count)
     if size < 1:
-        raise DataError(f"{job.data!r} has {len(dataset)} samples, but a score needs {batch_count} or more; use more")
+        raise DataError(f"{job.data!r} has {len(dataset)} samples, but a score needs at least {batch_count}; use more")
     seed = settings.seed
     batches = iter_batches(len(dataset), size, seed=seed, round_number=0, client_id=job.client_id, epoch=0)
     stay = {layout.apply.name: np.array(0, np.float32)}

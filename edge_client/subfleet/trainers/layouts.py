@@ -59,8 +59,8 @@ def check_values(manifest: ProgramManifest, purpose: str) -> None:
     """
     if manifest.purpose != purpose or manifest.batch_size < 1:
         raise ProtocolError(
-            f"program {manifest.program_id!r:.80} is to {manifest.purpose!r:.20} with batches of "
-            f"{manifest.batch_size}, but must be to {purpose!r} with batches of 1 or more"
+            f"program {manifest.program_id!r:.80} has purpose {manifest.purpose!r:.20} and batch size "
+            f"{manifest.batch_size}, but must have purpose {purpose!r} and batch size 1 or more"
         )
     _check_names(manifest)
     for value in manifest.inputs:
@@ -74,14 +74,14 @@ def check_tensors(weights: Iterable[ValueInfo]) -> None:
     stored = list(weights)
     names = [value.tensor for value in stored]
     if not any(value.role == "parameter" for value in stored) or "" in names or len(set(names)) != len(names):
-        raise ProtocolError("a program must have one parameter or more, each of a tensor of its own")
+        raise ProtocolError("a program must have at least one parameter, and each must have its own tensor")
 
 
 def _check_names(manifest: ProgramManifest) -> None:
     for kind, values in (("input", manifest.inputs), ("output", manifest.outputs)):
         names = [value.name for value in values]
         if len(set(names)) != len(names):
-            raise ProtocolError(f"the program names an {kind} twice, but each must have a name of its own")
+            raise ProtocolError(f"the program names an {kind} twice, but names must be unique")
 
 
 def _check_fed(value: ValueInfo, batch_size: int) -> None:
@@ -98,7 +98,7 @@ def _check_fed(value: ValueInfo, batch_size: int) -> None:
     if not fits or value.role in (*_SUMS, "logits"):
         raise ProtocolError(
             f"the program's input {value.name!r:.80} is {value.role} of type {value.dtype} and shape {value.shape}, "
-            f"which nobody can feed with batches of {batch_size}"
+            f"which cannot be fed with batches of {batch_size}"
         )
 
 
@@ -234,8 +234,8 @@ def match_carried(
     before, after = _sort(inputs, roles), _sort(outputs, roles)
     if [_describe(value) for value in before] != [_describe(value) for value in after]:
         raise ProtocolError(
-            "a training program must give back every parameter, buffer, optimiser state and gradient that it takes, "
-            "as it took it"
+            "a training program must return every parameter, buffer, optimiser state and gradient that it takes, "
+            "with the same type and shape"
         )
     return MappingProxyType({old.name: new.name for old, new in zip(before, after, strict=True)})
 
@@ -303,11 +303,11 @@ def read_evaluation_layout(manifest: ProgramManifest) -> EvaluationLayout:
 
 
 def _check_roles(manifest: ProgramManifest) -> None:
-    for values, known, does in ((manifest.inputs, _FED, "takes"), (manifest.outputs, _GIVEN, "gives")):
+    for values, known, does in ((manifest.inputs, _FED, "takes"), (manifest.outputs, _GIVEN, "returns")):
         odd = next((value for value in values if value.role not in known), None)
         if odd is not None:
             raise ProtocolError(
-                f"the program {does} {odd.name!r:.80} of role {odd.role!r}, which no evaluation has; export it again"
+                f"the program {does} {odd.name!r:.80} of role {odd.role!r}, which evaluation lacks; export it again"
             )
 
 

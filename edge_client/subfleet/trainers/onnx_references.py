@@ -78,10 +78,10 @@ def check_self_contained(program: bytes | memoryview) -> None:
         if number in _INNER[kind] and isinstance(value, memoryview):
             reading.append((_INNER[kind][number], _read_fields(value)))
             if len(reading) > _MOST_DEPTH:
-                raise _make_error(f"messages stand in one another more than {_MOST_DEPTH} deep")
+                raise _make_error(f"messages are nested more than {_MOST_DEPTH} deep")
     if body:
         raise TrainingError(
-            f"a node of the program is {body.decode()!r}, whose body may run without an end, but a step must be a "
+            f"a node of the program is {body.decode()!r}, whose body may run forever, but a step must be a "
             "plain sequence of operators; nothing was run, export it again without it"
         )
 
@@ -124,7 +124,7 @@ def _read_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         else:
             raise _make_error(f"a field has the wire type {wire_type}")
         if size > len(message) - position:
-            raise _make_error(f"a field of {size} bytes stands where {len(message) - position} are left")
+            raise _make_error(f"a field has {size} bytes, but only {len(message) - position} are left")
         yield number, message[position : position + size]
         position += size
 
@@ -137,8 +137,8 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, position + index + 1
-    raise _make_error("a number has no end")
+    raise _make_error("a number is truncated or too long")
 
 
 def _make_error(problem: str) -> TrainingError:
-    return TrainingError(f"the program is no ONNX model ({problem}); it must be fetched or exported again")
+    return TrainingError(f"the program is not an ONNX model ({problem}); it must be fetched or exported again")

@@ -83,7 +83,7 @@ def check_values(kind: str, named: tuple[ValueInfo, ...], actual: Any) -> None:
     if expected != present:
         odd = sorted(str(entry) for entry in expected ^ present)
         raise TrainingError(
-            f"the program's {kind} are not those of its manifest, first {odd[0]:.120}; it must be exported again"
+            f"the program's {kind} differ from its manifest, first in {odd[0]:.120}; it must be exported again"
         )
 
 

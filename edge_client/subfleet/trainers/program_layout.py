@@ -107,14 +107,14 @@ class ProgramLayout:
     def for_training(self) -> StepLayout:
         """The layout of a training program; raises ProtocolError if it is not one."""
         if not isinstance(self.values, StepLayout):
-            raise ProtocolError("the program is no training program, but must be one; name another")
+            raise ProtocolError("the program is not for training; name a training program")
         return self.values
 
     @property
     def for_evaluation(self) -> EvaluationLayout:
         """The layout of an evaluation program; raises ProtocolError if it is not one."""
         if not isinstance(self.values, EvaluationLayout):
-            raise ProtocolError("the program is no evaluation program, but must be one; name another")
+            raise ProtocolError("the program is not for evaluation; name an evaluation program")
         return self.values
 
     def check_paths(self, *, named: bool) -> None:
@@ -124,9 +124,9 @@ class ProgramLayout:
             ProtocolError: otherwise.
         """
         if named and self.plain:
-            raise ProtocolError("the program is in one piece, but paths are drawn of chains alone; name another")
+            raise ProtocolError("the program is not a chain, but paths are only drawn from chains; name another")
         if not named and not self.plain:
-            raise ProtocolError("the program is a chain, but the task names no paths through it; name another")
+            raise ProtocolError("the program is a chain, but the task names no paths; name paths, or another program")
 
     def links(self, choices: Mapping[str, Collection[str]]) -> tuple[Link, ...]:
         """List the links of a subspace; see `Chain.restrict`. A plain program has no choices."""
@@ -183,7 +183,7 @@ def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> Progra
         chain = _make_link(manifest)
         pieces = (PieceProgram(name=name, inputs=manifest.inputs, outputs=manifest.outputs),)
     if len({program.name for program in pieces}) < len(pieces):
-        raise ProtocolError("the chain has two programs of one name, but each must have a name of its own")
+        raise ProtocolError("the chain has two programs with the same name, but names must be unique")
     plain = manifest.chain is None
     layout = ProgramLayout(
         values=values,
@@ -262,9 +262,11 @@ def _check(layout: ProgramLayout, stage: Stage, known: Mapping[tuple[Role, str],
                 )
         needed = [(value.tensor, value.shape) for value in program.inputs if value.role == "gradient"]
         if needed and sorted(needed) != sorted(gradients):
-            raise ProtocolError(f"the chain's program {name!r:.120} takes gradients that are not those of its piece")
+            raise ProtocolError(f"the chain's program {name!r:.120} takes other gradients than its piece has")
         if odd := next((own for own, source in layout.sources[name].fed if not source), None):
-            raise ProtocolError(f"the chain's program {name!r:.120} takes {odd!r:.80}, which the chain is not fed")
+            raise ProtocolError(
+                f"the chain's program {name!r:.120} takes {odd!r:.80}, which nothing in the chain provides"
+            )
         gradients = [(value.tensor, value.shape) for value in program.outputs if value.role == "gradient"]
     if gradients:
         raise ProtocolError(f"the chain has no program {stage.program('update')!r:.120} for the gradients of its piece")
@@ -274,8 +276,8 @@ def _check_roles(program: PieceProgram, values: Sequence[ValueInfo], roles: Coll
     odd = next((value for value in values if value.role not in roles), None)
     if odd is not None:
         raise ProtocolError(
-            f"the chain's program {program.name!r:.120} has {odd.name!r:.80} of role {odd.role!r}, which no piece has "
-            "there; export it again"
+            f"the chain's program {program.name!r:.120} has {odd.name!r:.80} of role {odd.role!r}, which no piece may "
+            "have there; export it again"
         )
 
 
@@ -286,7 +288,7 @@ def _check_shapes(
     shapes = {read if not stage.operator.piece else _read_features(layout, stage, read) for stage in stages}
     if len(shapes) > 1:
         raise ProtocolError(
-            f"the operators of link {stages[0].link!r:.80} give features of {len(shapes)} shapes, not 1"
+            f"the operators of link {stages[0].link!r:.80} return features of {len(shapes)} shapes, but must return one"
         )
     return shapes.pop()
 
@@ -296,11 +298,11 @@ def _read_features(layout: ProgramLayout, stage: Stage, read: tuple[int, ...] | 
     inputs = [value.shape for value in program.inputs if value.role == "features"]
     if inputs != ([] if read is None else [read]):
         raise ProtocolError(
-            f"link {stage.link!r:.80} of the chain takes features of {inputs}, but is given {read}; export it again"
+            f"link {stage.link!r:.80} of the chain takes features of {inputs}, but gets {read}; export it again"
         )
     outputs = [value.shape for value in program.outputs if value.role == "features"]
     if len(outputs) != (not stage.last):
         raise ProtocolError(
-            f"link {stage.link!r:.80} of the chain gives features {len(outputs)} times; export it again"
+            f"link {stage.link!r:.80} of the chain returns features {len(outputs)} times; export it again"
         )
     return outputs[0] if outputs else None

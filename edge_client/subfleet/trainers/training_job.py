@@ -75,8 +75,8 @@ def _make_draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: in
     except ConfigError as error:
         least_macs = sum(min(operator.forward_macs for operator in link.operators) for link in drawable)
         raise ProtocolError(
-            f"a path may take {settings.forward_macs} multiplications and keep {left_bytes} bytes, but none of the "
-            f"task's subspace does: the cheapest takes {least_macs} multiplications; allow more"
+            f"a path may take {settings.forward_macs} multiplications and keep {left_bytes} bytes, but the task's "
+            f"subspace has no such path: the cheapest takes {least_macs} multiplications; allow more"
         ) from error
 
 

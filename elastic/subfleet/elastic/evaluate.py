@@ -129,7 +129,7 @@ def _evaluate(
 ) -> EvaluationResult:
     if len(labels) == 0 or len(inputs) != len(labels):
         raise DataError(
-            f"there are {len(inputs)} inputs and {len(labels)} labels, but there must be equally many, at least 1"
+            f"there are {len(inputs)} inputs and {len(labels)} labels, but both need the same number, at least 1"
         )
     kind, tally, loss, outputs = TASK_KINDS[objective], None, 0.0, 0
     with torch.inference_mode():

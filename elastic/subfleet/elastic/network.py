@@ -276,8 +276,8 @@ class Network:
             differing = next((name for name, indices in pairs if indices != first), None)
             if differing is not None:
                 raise ConfigError(
-                    f"a submodel leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps other "
-                    "indices of the one than of the other; keep the same of both, or keep the blocks"
+                    f"a submodel leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps different "
+                    "indices of them; keep the same indices of both, or keep the blocks"
                 )
 
     def _check_held(self, architecture: Architecture) -> None:

@@ -277,12 +277,12 @@ def size_in(network: Network, smaller: Network) -> Architecture:
     beyond = [name for name, size in sizes.items() if size > network.axes[name].size]
     if lacking or beyond:
         raise ConfigError(
-            f"a network is not a submodel of another, which lacks {(lacking + beyond)[0]!r} or has less of it"
+            f"a network is not a submodel of the larger one: {(lacking + beyond)[0]!r} is missing or smaller there"
         )
     ordered = tuple(name for name in blocks if name in own_blocks)
     if list(ordered) != own_blocks:
         raise ConfigError(
-            f"a network is not a submodel of another: its blocks are {own_blocks}, but there the order is "
+            f"a network is not a submodel of the larger one: its blocks are {own_blocks}, but there the order is "
             f"{list(ordered)}"
         )
     axes = tuple((name, Prefix(size=size)) for name, size in sorted(sizes.items()) if size < network.axes[name].size)
@@ -293,8 +293,8 @@ def size_in(network: Network, smaller: Network) -> Architecture:
     if shapes != own:
         odd = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         raise ConfigError(
-            f"a network is not a submodel of another: tensor {odd[0]!r} has the shape {own.get(odd[0])}, but would "
-            f"have {shapes.get(odd[0])} there"
+            f"a network is not a submodel of the larger one: tensor {odd[0]!r} has the shape {own.get(odd[0])}, but as "
+            f"a submodel it would have {shapes.get(odd[0])}"
         )
     return size
 
@@ -310,8 +310,8 @@ def _sizes_in(network: Network, smaller: Network) -> dict[str, int]:
             own = {smaller.axes[layer].size for layer in layers if layer in smaller.axes}
             if len(own) > 1:
                 raise ConfigError(
-                    f"a network is not a submodel of another: its layers of section {section} have {sorted(own)} "
-                    "channels, but there all have the same number; give the other network layer_widths"
+                    f"a network is not a submodel of the larger one: its layers of section {section} have "
+                    f"{sorted(own)} channels, but must be equally wide there; set layer_widths of the larger network"
                 )
             if own:
                 known[stream] = own.pop()

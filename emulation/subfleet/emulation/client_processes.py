@@ -126,7 +126,7 @@ class ClientProcesses:
             try:
                 process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _LOG.warning("client %s did not leave by itself", client_id)
+                _LOG.warning("client %s did not exit by itself", client_id)
 
     def stop(self) -> None:
         """Ask every client to stop, and kill clients that do not stop in time."""

@@ -114,7 +114,7 @@ def run(
 
     Args:
         described: the run; `host.type` selects client processes or one process. If it takes the model of another run,
-            that run must be over.
+            that run must be finished.
         runs: folder in which the folder of the run is created.
         name: of the run's folder; None takes the run's name with the first free number.
         observer: of the run, in addition to those that the run names.

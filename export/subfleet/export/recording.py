@@ -231,7 +231,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
             return tensor
         if id(tensor) not in self._held:
             if tensor.device == _SHAPES:
-                raise ValueError("the function creates a tensor of numbers of its own, which tracing on shapes loses")
+                raise ValueError("the function creates a tensor with fixed values, which tracing on shapes loses")
             name = f"_tensor_constant{len(self._held)}"
             self.root.register_buffer(name, tensor)
             self._held[id(tensor)] = _shape_only(tensor)

@@ -42,9 +42,9 @@ def capture_step(step: Step) -> fx.GraphModule:
         if are_alike(first, _trace_step(step)):
             return first
     raise ExportError(
-        "the network does something else each time it runs, by a counter, an iterator or random numbers of its own, "
-        "but a program does the same in every step; draw with torch.rand, torch.randn or torch.bernoulli, and keep "
-        "counts in a persistent buffer of torch.float32"
+        "the network behaves differently each time it runs, because of a counter, an iterator or its own random "
+        "numbers, but a program does the same in every step; draw with torch.rand, torch.randn or torch.bernoulli, and "
+        "keep counts in a persistent buffer of torch.float32"
     )
 
 

@@ -70,7 +70,7 @@ def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[st
     except OSError as error:
         raise ExportError(f"the weights in {job.weights_path} cannot be read: {error.strerror}") from error
     if hashlib.sha256(weights).hexdigest() != request.weights_sha256:
-        raise ExportError(f"the weights in {job.weights_path} are not those of the request; write them again")
+        raise ExportError(f"the weights in {job.weights_path} differ from those of the request; write them again")
     if request.quantisation == "none":
         body, max_abs_diff = export_inference_model(request, load(weights))
         return body, {"max_abs_diff": max_abs_diff}

@@ -64,7 +64,7 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
     """Read a tensor container as read-only arrays that share its memory.
 
     Raises:
-        ProtocolError: the bytes are no container, or hold a type that NumPy lacks.
+        ProtocolError: the bytes are not a container, or contain a type that NumPy lacks.
     """
     container = decode_container(buffer)
     arrays = {}
@@ -72,8 +72,10 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
         flat = np.frombuffer(tensor.data, dtype=numpy_dtype(tensor.dtype), count=math.prod(tensor.shape))
         try:
             arrays[name] = flat.reshape(tensor.shape)
-        except ValueError as error:  # empty, but of sizes whose product no array may have
-            raise ProtocolError(f"tensor {name!r:.80} has shape {tensor.shape}, which no array can have") from error
+        except ValueError as error:  # it is empty, but the product of its other sizes is too large
+            raise ProtocolError(
+                f"tensor {name!r:.80} has shape {tensor.shape}, which is too large for an array"
+            ) from error
     return arrays
 
 

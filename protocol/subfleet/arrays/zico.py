@@ -27,7 +27,7 @@ def zico(gradients: Sequence[Arrays]) -> float:
         DataError: there are fewer than two batches, they differ in names or shapes, or a value is not finite.
     """
     if len(gradients) < 2:
-        raise DataError(f"there are gradients of {len(gradients)} batches, but a score needs those of two or more")
+        raise DataError(f"there are gradients of {len(gradients)} batches, but a score needs at least two")
     shapes = [{name: array.shape for name, array in batch.items()} for batch in gradients]
     if any(batch_shapes != shapes[0] for batch_shapes in shapes):
         raise DataError("the gradients of the batches differ in names or shapes, but must be those of one network")

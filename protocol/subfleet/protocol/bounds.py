@@ -169,7 +169,7 @@ class Each:
         if len(set(names)) == len(names):
             return ""
         repeated = next(name for name, count in Counter(names).items() if count > 1)
-        return f"names {repeated!r:.80} more than once, but must name each only once"
+        return f"names {repeated!r:.80} more than once, but names must be unique"
 
 
 NAMED_ONCE = Each(key=itemgetter(0))

@@ -11,7 +11,7 @@ MAX_CANDIDATES = 16
 
 def _check_reason(score: float | None, reason: str) -> Iterator[str]:
     if (score is None) != bool(reason):
-        yield f"score is {score} and reason {reason!r:.80}, but exactly one of them must be given"
+        yield f"score is {score} and reason {reason!r:.80}, but exactly one of the two must be set"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def find_class_indices(names: Sequence[str], classes: Sequence[str], class_count
     if unknown:
         numbers = f"the numbers 0 to {class_count - 1}" if class_count else "numbers"
         raise ValueError(
-            f"the run knows no class {_join(unknown)}: its classes are {_join(classes) if classes else numbers}"
+            f"the run has no class {_join(unknown)}: its classes are {_join(classes) if classes else numbers}"
         )
     return tuple(indices)
 

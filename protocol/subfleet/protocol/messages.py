@@ -41,7 +41,7 @@ from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, Architecture
 from subfleet.protocol.task import Task
-from subfleet.protocol.text import check_texts, may_act
+from subfleet.protocol.text import check_texts, may_have_control_characters
 
 __all__ = [
     "MAX_SAMPLES",
@@ -324,7 +324,7 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
         raise ProtocolError(f"schema version is {schema!r:.80}, but must be {SCHEMA_VERSION}; update the older side")
     if not isinstance(kind, str) or kind not in MESSAGES or (expected is not None and kind != expected):
         raise ProtocolError(f"message kind is {kind!r:.80}, but must be {expected or sorted(MESSAGES)}")
-    return from_plain(MESSAGES[kind], _clean_texts(kind, plain) if may_act(text) else plain)
+    return from_plain(MESSAGES[kind], _clean_texts(kind, plain) if may_have_control_characters(text) else plain)
 
 
 def _clean_texts(kind: str, plain: dict[str, Any]) -> Any:

@@ -176,7 +176,7 @@ def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
     }
     for name, numbers in series.items():
         if len(numbers) not in (0, outputs):
-            return f"{name} has numbers of {len(numbers)} outputs, but the model has {outputs}"
+            return f"{name} has numbers for {len(numbers)} outputs, but the model has {outputs}"
     if kind.labels == "numbers":
         return _contradict_errors(totals)
     if any(sums.squared_errors) or any(sums.squared_targets):
@@ -192,7 +192,7 @@ def _contradict_classes(totals: Totals) -> str:
             f"{totals.correct} in all"
         )
     if predicted and (not counts or sum(predicted) != totals.label_count or _is_any_below(predicted, right)):
-        return f"{sum(predicted)} predictions were counted by class, but that of {totals.label_count} labels cannot be"
+        return f"{sum(predicted)} predictions by class contradict the counts of {totals.label_count} labels"
     return _contradict_scores(totals, totals.label_count, counts)
 
 
@@ -208,7 +208,7 @@ def _contradict_probabilities(totals: Totals, outputs: int) -> str:
         return f"{totals.label_count} labels of {outputs} outputs contradict the counts by class"
     alike = (rows - count - guessed + 2 * both for count, guessed, both in zip(counts, predicted, right, strict=True))
     if counts and sum(alike) != totals.correct:
-        return f"{totals.correct} labels were correct, but not by the counts by class"
+        return f"{totals.correct} correct labels contradict the counts by class"
     return _contradict_scores(totals, rows, counts)
 
 
@@ -229,17 +229,17 @@ def _contradict_errors(totals: Totals) -> str:
         return "errors of each output are missing, or classes are counted, which regression does not have"
     rows, rest = divmod(totals.label_count, outputs)
     if rest:
-        return f"{totals.label_count} labels cannot be equally many of each of {outputs} outputs"
+        return f"{totals.label_count} labels cannot be divided evenly among {outputs} outputs"
     # The mean of squares is at least the square of the mean.
     for name, roots, squares in (
         ("errors", sums.absolute_errors, sums.squared_errors),
         ("targets", sums.targets, sums.squared_targets),
     ):
         if any(root * root > rows * square * (1 + _ROUNDING) for root, square in zip(roots, squares, strict=True)):
-            return f"the squares of {name} add up to less than {rows} numbers of that sum can have"
+            return f"the squared {name} add up to less than is possible for {rows} numbers with their sum"
     total = math.fsum(sums.squared_errors)
     if abs(total - totals.loss) > 1e-3 * max(total, totals.loss):  # programs compute in single precision
-        return f"squared errors add up to {total:g}, but the loss says {totals.loss:g}"
+        return f"the squared errors add up to {total:g}, but the loss is {totals.loss:g}"
     return ""
 
 

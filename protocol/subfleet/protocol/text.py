@@ -6,10 +6,10 @@ from typing import Any
 
 from subfleet.protocol.errors import ProtocolError
 
-_ACTING = "\x01-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-ACTING = re.compile(f"[{_ACTING}]")
+_CONTROL = "\x01-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+CONTROL_CHARACTERS = re.compile(f"[{_CONTROL}]")
 """Characters that terminals interpret: they start escape sequences, break lines, or change the text direction."""
-_UNSHOWN = re.compile(f"[\x00\ud800-\udfff{_ACTING}]")
+_UNSAFE = re.compile(f"[\x00\ud800-\udfff{_CONTROL}]")
 """These, and characters that no message may contain."""
 FREE_TEXTS = frozenset({"detail", "reason", "software"})
 """Message fields with text for people, including everything below them; all other texts are names."""
@@ -27,10 +27,10 @@ def escape(text: str, *, keep: str = "") -> str:
         text: text of any origin.
         keep: characters that are not replaced, such as line breaks.
     """
-    return _UNSHOWN.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
-def may_act(payload: bytes | memoryview) -> bool:
+def may_have_control_characters(payload: bytes | memoryview) -> bool:
     """Whether JSON may contain terminal control characters; a cheap test.
 
     JSON escapes characters below 32 with a backslash and may contain the others as they are; UTF-16 and UTF-32 contain
@@ -53,8 +53,8 @@ def check_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
     """
     if isinstance(plain, str):
         if free:
-            return ACTING.sub(" ", plain)
-        if ACTING.search(plain) is not None:
+            return CONTROL_CHARACTERS.sub(" ", plain)
+        if CONTROL_CHARACTERS.search(plain) is not None:
             raise ProtocolError(f"{where} is {plain!r:.80}, but must be made of printable characters")
         return plain
     if isinstance(plain, Mapping):

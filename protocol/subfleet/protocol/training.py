@@ -23,7 +23,7 @@ def _check_classes(
     name: Objective, label_smoothing: float, class_mask: bool, distillation: Distillation
 ) -> Iterator[str]:
     if not TASK_KINDS[name].over_classes and (label_smoothing or class_mask or distillation != "none"):
-        yield f"objective {name!r} knows no classes, but label_smoothing, class_mask and distillation need some"
+        yield f"objective {name!r} has no classes, but label_smoothing, class_mask and distillation need them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

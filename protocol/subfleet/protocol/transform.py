@@ -29,7 +29,7 @@ Deviation = Annotated[float, Range(least=1 / MAX_VALUE, most=MAX_VALUE)]
 
 def _check_crop(crop: tuple[int, ...], resize: tuple[int, ...]) -> Iterator[str]:
     if resize and any(cut > side for cut, side in zip(_pair(crop), _pair(resize), strict=False)):
-        yield f"crop is {list(crop)}, but pictures are scaled to {list(resize)}; cut out no more than that"
+        yield f"crop is {list(crop)}, but pictures are scaled to {list(resize)}; choose a crop within that size"
 
 
 def _check_normalisation(mean: tuple[float, ...], deviation: tuple[float, ...], channels: int) -> Iterator[str]:
@@ -86,13 +86,13 @@ class DataTransform:
         """Height and width of what a picture becomes.
 
         Raises:
-            ValueError: it is smaller than what is to be cut out of it, or would grow beyond any memory.
+            ValueError: it is smaller than its crop, or would be too large after scaling.
         """
         scaled = self.compute_scaled_size(height, width)
         if scaled[0] * scaled[1] > MAX_SCALED_PIXELS and scaled != (height, width):
             raise ValueError(
-                f"{width} x {height} would be scaled to {scaled[1]} x {scaled[0]}, but may have {MAX_SCALED_PIXELS} "
-                "pixels"
+                f"{width} x {height} would be scaled to {scaled[1]} x {scaled[0]}, but may have at most "
+                f"{MAX_SCALED_PIXELS} pixels"
             )
         cut = self.cut_size(scaled)
         if cut[0] > scaled[0] or cut[1] > scaled[1]:
@@ -108,16 +108,16 @@ class DataTransform:
         """Shape of what a sample becomes: (channels, height, width), or without the first where the sample is.
 
         Raises:
-            ValueError: it is no picture, has other channels than there are means, or is too small.
+            ValueError: it is not a picture, has another number of channels than means, or is too small.
         """
         if len(shape) not in (2, 3) or not all(size >= 1 for size in shape):
-            raise ValueError(f"samples of shape {tuple(shape)} are no pictures, (channels, height, width)")
+            raise ValueError(f"samples of shape {tuple(shape)} are not pictures of shape (channels, height, width)")
         height, width = self.size_of(shape[-2], shape[-1])
         channels = self.channels or (shape[0] if len(shape) == 3 else 1)
         if self.channels and len(shape) == 3 and shape[0] not in (1, 3):
-            raise ValueError(f"pictures of {shape[0]} channels cannot be made into {self.channels}")
+            raise ValueError(f"pictures of {shape[0]} channels cannot be converted to {self.channels}")
         if len(self.mean) > 1 and len(self.mean) != channels:
-            raise ValueError(f"there are means of {len(self.mean)} channels, but pictures have {channels}")
+            raise ValueError(f"mean has {len(self.mean)} numbers, but pictures have {channels} channels")
         return (height, width) if len(shape) == 2 and channels == 1 else (channels, height, width)
 
 
@@ -130,7 +130,7 @@ def parse_transform(text: str) -> DataTransform:
     """Read what `format_transform` wrote.
 
     Raises:
-        ProtocolError: the text is none.
+        ProtocolError: the text is not a valid transform.
     """
     return from_plain(DataTransform, parse_json(text.encode(errors="replace"), max_bytes=MAX_TEXT_BYTES))
 

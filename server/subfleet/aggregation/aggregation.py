@@ -189,7 +189,7 @@ def _first_state(context: RunContext, evolution: EvolutionContext, answer: Evolu
         state = ModelState.first(inherit(lineage.map, network, parent, shared, seed=evolution.seed), lineage)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.shared.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
-        raise ValueError(f"the first weights of network {lineage.id!r} are not those of its settings")
+        raise ValueError(f"the first weights of network {lineage.id!r} do not fit its settings")
     shared = {name: state.shared[name] for name in network.tensors}
     return replace(state, shared=shared, lineage=lineage, others=MappingProxyType({}))
 
@@ -199,7 +199,7 @@ def _check(context: RunContext, evolution: EvolutionContext, answer: Evolution) 
     in_use = set(evolution.networks)
     born = [lineage.id for lineage in answer.born]
     if len({*born, *used}) < len(born) + len(used) or "" in born:
-        raise ValueError(f"networks {born} appear, but each needs an id that none of {sorted(used)} ever had")
+        raise ValueError(f"networks {born} appear, but each needs a new id; already used are {sorted(used)}")
     for lineage in answer.born:
         config, first = lineage.config, context.config.model
         if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
@@ -215,8 +215,8 @@ def _check(context: RunContext, evolution: EvolutionContext, answer: Evolution) 
                 f"{lineage.born_round} and its retired_round {lineage.retired_round}"
             )
     if not set(answer.retired) <= in_use:
-        raise ValueError(f"networks {sorted(answer.retired)} retire, but in use are {sorted(in_use)}")
+        raise ValueError(f"networks {sorted(answer.retired)} retire, but only {sorted(in_use)} are in use")
     if in_use == set(answer.retired) and not born:
-        raise ValueError("all networks retire, but one must be in use")
+        raise ValueError("all networks retire, but at least one must stay in use")
     if set(answer.after.network_ids) != in_use:
         raise ValueError("the model after a round has other networks than the round; name them in `born` or `retired`")

@@ -66,7 +66,7 @@ def check_sums(
     expected = {name for norm in calibration.norms for name in name_sums(norm.name)}
     if set(arrays) != expected:
         raise ProtocolError(
-            f"the sums name other tensors than was asked for, such as {min(set(arrays) ^ expected)!r:.80}"
+            f"the sums contain other tensors than requested, such as {min(set(arrays) ^ expected)!r:.80}"
         )
     shapes = network.shapes(architecture)
     rms = [_check_rms(norm, shapes[f"{norm.name}.running_mean"], arrays, sample_count) for norm in calibration.norms]
@@ -78,20 +78,19 @@ def _check_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_c
     sums = [arrays[name] for name in name_sums(norm.name)]
     if [(str(array.dtype), array.shape) for array in sums] != [("int64", ()), ("float64", shape), ("float64", shape)]:
         raise ProtocolError(
-            f"the sums of norm {norm.name!r:.80} must be a count, int64 of no dimension, and two of float64 and shape "
-            f"{shape}"
+            f"the sums of norm {norm.name!r:.80} must be an int64 scalar and two float64 arrays of the shape {shape}"
         )
     count, total, squares = int(sums[0]), *(np.asarray(array, np.float64) for array in sums[1:])
     if count != sample_count * norm.positions:
         raise ProtocolError(
-            f"norm {norm.name!r:.80} was given {count} values of each channel, but {sample_count} samples have "
+            f"norm {norm.name!r:.80} has counted {count} values per channel, but {sample_count} samples have "
             f"{sample_count * norm.positions}"
         )
-    # Written so that what is no number does not pass either.
+    # Written so that NaN does not pass either.
     rms = np.sqrt(np.maximum(squares, 0) / count)
     if not ((np.abs(total) / count <= rms * (1 + _SLACK)) & (squares >= 0) & (rms <= _LARGEST)).all():
         raise ProtocolError(
-            f"the sums of norm {norm.name!r:.80} are not finite, or beyond single precision, or those of no numbers"
+            f"the sums of norm {norm.name!r:.80} are not finite, exceed single precision, or contradict each other"
         )
     return rms
 

@@ -62,7 +62,7 @@ def check_update(
     arrays = decode_arrays(read_stored(path))
     if set(arrays) != set(form.shapes):
         odd = sorted(set(arrays) ^ set(form.shapes))
-        raise ProtocolError(f"the update names other tensors than its submodel, such as {odd[0]!r:.80}")
+        raise ProtocolError(f"the update contains other tensors than its submodel, such as {odd[0]!r:.80}")
     squares = {kind: list[tuple[float, int]]() for kind in (*_HELD, *_HELD.values(), "own")}
     for name, array in arrays.items():
         change, magnitude = form.decode(name, array), magnitudes[name]
@@ -80,7 +80,7 @@ def _check_limit(name: str, change: Floats, limit: float) -> None:
     # Written so that NaN is refused too.
     if not largest <= limit:
         raise ProtocolError(
-            f"tensor {name!r} of the update holds a change of {largest}, but each must be finite and {limit:g} at most"
+            f"tensor {name!r} of the update contains a change of {largest}, but must be finite and at most {limit:g}"
         )
 
 

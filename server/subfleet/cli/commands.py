@@ -79,7 +79,7 @@ def serve(
     cert: options.Cert = None,
     key: options.Key = None,
     password_file: options.PasswordFile = None,
-    wait: Annotated[bool, typer.Option("--wait", help="If the broker is not there yet, wait for it.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the broker if it cannot be reached yet.")] = False,
     name: options.RunName = None,
     runs: options.Runs = options.RUNS,
     http_host: Annotated[str, typer.Option(help="Address on which the HTTP API listens.")] = "127.0.0.1",
@@ -146,7 +146,7 @@ def preflight(
 
 @query(app, "compare runs/heterofl-s* runs/fjord-s* --out comparison")
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs that are over.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     out: Annotated[
         Path | None, typer.Option(help="Write comparison.svg, comparison.csv and comparison.md to this folder.")
     ] = None,

@@ -45,7 +45,7 @@ def describe_networks(folders: Sequence[Path]) -> list[Row]:
 
     Raises:
         FileError: files of a run cannot be read.
-        ConfigError: a run is not over.
+        ConfigError: a run is not finished.
     """
     rows: list[Row] = []
     for folder in folders:
@@ -102,7 +102,7 @@ def _format_accuracy(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """A network of a run that is over, with its weights.
+    """A network of a finished run, with its weights.
 
     Attributes:
         run: its settings.
@@ -119,7 +119,7 @@ def load_supernet(folder: Path) -> StoredWeights:
     """Read the supernet of a run.
 
     Raises:
-        FileError: there is no run, it is not over, or its files cannot be read.
+        FileError: there is no run, it is not finished, or its files cannot be read.
         ConfigError: the model of the run is not a supernet.
     """
     run = read_description(folder)
@@ -128,7 +128,7 @@ def load_supernet(folder: Path) -> StoredWeights:
         raise ConfigError(f"the run {folder} has no supernet: its model, a {run.model.TYPE!r}, has no choices")
     path = next((file for file in (folder / SUPERNET, folder / MODEL) if file.exists()), None)
     if path is None:
-        raise FileError(f"the run {folder} is not over: there is no {MODEL} in it; let it end first")
+        raise FileError(f"the run {folder} is not finished: it has no {MODEL} yet; let it finish first")
     return StoredWeights(run=run, network=network, state=_load_state(path, ""))
 
 
@@ -137,7 +137,7 @@ def load_network(folder: Path, name: str) -> StoredWeights:
 
     Raises:
         FileError: there is no run, or its files cannot be read.
-        ConfigError: the run is not over, or has no such network.
+        ConfigError: the run is not finished, or has no such network.
         ProtocolError: the file of its model is damaged.
     """
     networks = {stored.name: stored for stored in read_networks(folder)}
@@ -149,7 +149,7 @@ def load_network(folder: Path, name: str) -> StoredWeights:
 
 
 def _load_state(path: Path, network_id: str) -> Mapping[str, Tensor]:
-    with explain_os_errors(f"{path} cannot be read", "let that run end, or take another one"):
+    with explain_os_errors(f"{path} cannot be read", "let that run finish, or choose another one"):
         return unpack_state(load(path.read_bytes())).of(network_id).shared
 
 

@@ -77,7 +77,7 @@ def run_all(
     name: str | None = None,
     broker: "BrokerAddress | None" = None,
 ) -> "list[Outcome]":
-    """Run all, one after the other. Runs of a sweep that are already over are skipped.
+    """Run all, one after the other. Runs of a sweep that are already finished are skipped.
 
     Args:
         runs: one run, or those of a sweep.
@@ -89,7 +89,7 @@ def run_all(
 
     Raises:
         ConfigError: a run has no devices, the server's compute device is missing, a folder belongs to another run, a
-            name is given for several runs, or the run whose model is needed is not over.
+            name is given for several runs, or the run whose model is needed is not finished.
         SubfleetError: a run failed; results of the runs before it are kept.
     """
     from subfleet.emulation.hosting import open_host
@@ -113,11 +113,11 @@ def run_all(
             path = folder / run.name
             title = f"{number} of {len(runs)}: {run.name}"
             if _is_over(path, run):
-                display.say(f"{title} is over already")
+                display.say(f"{title} is already finished")
                 continue
             each_s = (time.monotonic() - started_s) / len(outcomes) if outcomes else 0.0
             minutes = max(1, round(each_s * (len(runs) - number + 1) / 60))
-            display.say(f"{title}; about {minutes} min are left" if each_s else title)
+            display.say(f"{title}; about {minutes} min left" if each_s else title)
         # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
         with (
             open_run_folder(path, run, display) as (created, observer),
@@ -131,7 +131,7 @@ def run_all(
 def _is_over(folder: Path, run: Run) -> bool:
     if not (folder / SUMMARY).exists() or not (folder / DESCRIPTION).exists():
         return False
-    remedy = "restore that, choose another --runs, or remove it"
+    remedy = "restore the settings, choose another --runs, or remove it"
     return not check_resumable(
         f"the run in {folder}", select_outcome_settings(read_description(folder)), select_outcome_settings(run), remedy
     )

@@ -28,9 +28,9 @@ def list_runs(folder: Runs = RUNS) -> Answers:
 
     def show_rows() -> None:
         if not rows:
-            typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
+            typer.echo(f"there is no run in {folder}; start one with: subfleet run quickstart")
         for row in rows:
-            result = format_metrics({row["headline"]: row["value"]}) if row["over"] else "not over"
+            result = format_metrics({row["headline"]: row["value"]}) if row["over"] else "not finished"
             model = f" of {row['model']}" if row["model"] else ""
             typer.echo(f"{row['folder']}: {row['method']}, {row['rounds']} rounds, seed {row['seed']}, {result}{model}")
 
@@ -125,7 +125,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Repeat a run that is over in a new folder. Programs become available in the same rounds as they did."""
+    """Repeat a finished run in a new folder. Programs become available in the same rounds as they did."""
     from subfleet.cli.running import run_and_show, set_host
     from subfleet.settings.run_folder import read_replay
 

@@ -1,4 +1,4 @@
-"""Serves a run to real devices: a server, its HTTP API and a broker, until the run is over or is stopped."""
+"""Serves a run to real devices: a server, its HTTP API and a broker, until the run is finished or stopped."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
         The folder with the results, or None if the run was stopped before its end.
 
     Raises:
-        ConfigError: the description is invalid, its run is already over, or the compute device is missing.
+        ConfigError: the description is invalid, its run is already finished, or the compute device is missing.
         TransportError: the broker is unreachable.
         PortError: an address is in use.
     """
@@ -87,14 +87,15 @@ def _describe_start(run: Run, page: str, embedded_broker: str) -> Iterator[str]:
     yield f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}"
     if embedded_broker:
         yield (
-            f"Embedded broker at {embedded_broker}, for this machine only; --broker takes one that devices can reach"
+            f"Embedded broker at {embedded_broker}, for this machine only; name one that other devices can reach with "
+            "--broker"
         )
         yield f"Join from another terminal: subfleet-edge join {embedded_broker} --data ./data"
 
 
 def _describe_end(outcome: Outcome | None) -> Iterator[str]:
     if outcome is None:
-        yield "Stopped; the same command takes the run up again"
+        yield "Stopped; run the same command again to resume the run"
         return
     yield from describe_ending(outcome.result)
     yield f"{describe_result(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"

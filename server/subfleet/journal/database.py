@@ -75,7 +75,7 @@ def open_database(location: Path | str, *, warns: bool = True, lock_timeout_s: f
             refused = _enable_log(engine)
             if refused and warns:
                 _LOG.warning(
-                    "the journal's file system has no write-ahead log (%s); commits take longer there", refused
+                    "the journal's file system does not support a write-ahead log (%s); commits take longer", refused
                 )
             _check_tables(engine, location)
             METADATA.create_all(engine)

@@ -41,7 +41,7 @@ class GuardedObserver:
             except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if nobody reads its output any more
                 name, reason = type(observer).__name__, f"{type(error).__name__}: {error}"
                 is_debugged = _LOG.isEnabledFor(logging.DEBUG)
-                _LOG.error("%s cannot show what happens (%s); the run goes on", name, reason, exc_info=is_debugged)
+                _LOG.error("%s cannot show the progress (%s); the run continues", name, reason, exc_info=is_debugged)
 
 
 class Unobserved:

@@ -82,7 +82,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
             connection.execute(runs.insert().values(**row, started_at=started_at, **_build_run_row(RunState())))
             return run_id
-        remedy = "restore that, or choose another name or state folder"
+        remedy = "restore the settings, or choose another name or state folder"
         if check_resumable(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
             more = {"settings": settings, "round_count": round_count}
             connection.execute(runs.update().where(runs.c.run_id == known.run_id).values(**more))

@@ -53,6 +53,7 @@ class Places:
                     ) from None
             if not has_locks:
                 _LOG.warning(
-                    "the file system of %s has no locks; do not start another server of this name", self.folder
+                    "the file system of %s does not support locks; do not start another server of this name",
+                    self.folder,
                 )
             yield

@@ -69,12 +69,12 @@ def build_state(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
         memory: type of the method's memory.
 
     Raises:
-        ProtocolError: a row is no part of a state, or the parts are inconsistent.
+        ProtocolError: a row is not a part of a state, or the parts are inconsistent.
     """
     parts, values = _list_parts(), dict[str, dict[str, Any]]()
     for name, key, text in rows:
         if name not in parts:
-            raise ProtocolError(f"{name!r:.80} is no part of a state; known are {sorted(parts)}")
+            raise ProtocolError(f"{name!r:.80} is not a part of a state; the known parts are {sorted(parts)}")
         kind: Any = memory | None if parts[name][0] is Any else parts[name][0]
         value = from_plain(kind, json.loads(text), f"{name}[{key!r:.80}]" if key else name)
         values.setdefault(name, {})[key] = value
@@ -102,7 +102,7 @@ def _check(state: RunState) -> RunState:
     """Check the consistency of a state."""
     if not 0 <= state.aggregated_round <= state.round <= state.aggregated_round + 1:
         raise ProtocolError(
-            f"the run is in round {state.round} after the aggregation of round {state.aggregated_round}"
+            f"the run is in round {state.round}, but the last aggregated round is {state.aggregated_round}"
         )
     counts = (state.round, state.attempt, state.failed_attempts.lost, state.explored_attempt, state.requested_attempt)
     if not all(0 <= count < MAX_ROUNDS for count in counts):

@@ -58,11 +58,11 @@ def _read(address: Address, delivery: Delivery) -> tuple[str, Incoming] | None:
     if address.kind == CHUNK:
         return address.client_id, decode_chunk(delivery.payload)
     if address.kind not in _KINDS:
-        raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
+        raise ProtocolError(f"devices do not send messages of kind {address.kind!r:.80}")
     message = cast("Control", decode(delivery.payload, expected=address.kind))
     speaker = getattr(message, "client_id", address.client_id)
     if speaker != address.client_id:
-        raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
+        raise ProtocolError(f"client {address.client_id} has sent a message in the name of client {speaker!r:.80}")
     return address.client_id, plausible(message)
 
 

@@ -53,7 +53,7 @@ _PERSONALISED: Mapping[str, str] = MappingProxyType(
         "architecture": "its architecture's model",
         "cluster": "its cluster's model",
         "tier": "its tier's network",
-        "network": "the network that it has",
+        "network": "its own network",
     }
 )
 """The kinds with a model for each client, in words."""

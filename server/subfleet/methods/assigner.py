@@ -141,12 +141,12 @@ class AssignmentContext:
     def below_reason(self) -> str:
         """What is wrong with the size that only smaller ones may replace, as a predicate."""
         words: Mapping[Limit, str] = {
-            "memory": f"needs more memory than the budget of {self.budget.memory_bytes}, as its program says",
-            "disk": f"takes more disk than the budget of {self.budget.disk_bytes}, as its program says",
+            "memory": f"needs more memory than the budget of {self.budget.memory_bytes}, according to its program",
+            "disk": f"takes more disk than the budget of {self.budget.disk_bytes}, according to its program",
             "link": "takes longer to fetch than the round lasts",
             "compute": "takes longer to train than the round lasts",
             "runtime": f"cannot be run by the device's runtime {self.target!r}",
-            "program": "has a program that the device could not have or read",
+            "program": "has a program that the device could not fetch or read",
         }
         return words[self.below_limit]
 

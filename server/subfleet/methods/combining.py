@@ -40,13 +40,13 @@ def _check_supernet(
     if choices and not roles.training.draws_paths:
         yield (
             f"model.operators leaves {choices} blocks with a choice of operators, but {name} trains one network; "
-            "name one operator for each block, or take [method] type = 'fedoras'"
+            "name one operator for each block, or set [method] type = 'fedoras'"
         )
     if not roles.training.draws_paths:
         return
     if not choices:
         yield (
-            f"{name} searches among operators, but the model has no choice of them; take a family with operators, "
+            f"{name} searches among operators, but the model offers no choice of them; set a family with operators, "
             "such as model.preset = 'cnn_l'"
         )
     objective = training.objective
@@ -63,19 +63,19 @@ def _check_supernet(
         )
     if techniques.teaches:
         yield (
-            f"distillation teaches submodels by the whole model, but that of {name} is a supernet, which predicts "
-            "nothing; set distillation.iterations = 0"
+            f"the whole model teaches its submodels in distillation, but that of {name} is a supernet, which cannot "
+            "predict; set distillation.iterations = 0"
         )
     if techniques.norms == "calibrated":
         yield (
-            f"norms are 'calibrated', but {name} has no one network whose norms devices could measure; take "
-            "'averaged' or 'recalibrated'"
+            f"norms are 'calibrated', but {name} is a supernet, and devices measure the norms of a whole "
+            "network only; set 'averaged' or 'recalibrated'"
         )
     search = roles.networks.path_search
     if search is not None and search.federated is not None and model.norm == "batch":
         yield (
-            "devices are to score paths, but running statistics of a supernet are those of no path, and only the "
-            "server measures them for each path; take model.norm = 'group', or method.search.scoring = 'server'"
+            "devices are to score paths, but a supernet's running statistics fit no single path, and only the server "
+            "measures them for each path; set model.norm = 'group', or method.search.scoring = 'server'"
         )
     if search is not None and search.federated is None and not validated:
         yield (

@@ -79,7 +79,7 @@ class DynamicSelection:
         varies=("width", "depth"),
         judges=("distillation",),
         departures={
-            "while a submodel has no training program, the device gets the largest one that has": always,
+            "while a submodel has no training program, the device gets the largest one that has one": always,
             "activations are the network's own, without the paper's ReLU6": always,
             "nothing is distilled": lambda method, setting: _find_distillation(method, setting) is None,
             "the teacher is constant during distillation": partial(_differs, "mode"),
@@ -88,7 +88,9 @@ class DynamicSelection:
             "the temperature of distillation is not 1": partial(_differs, "temperature"),
         },
     )
-    search: Literal["pareto", "paper"] = parameter("pareto", paper="paper", otherwise="the search algorithm is ours")
+    search: Literal["pareto", "paper"] = parameter(
+        "pareto", paper="paper", otherwise="the search is a Pareto search, not the paper's"
+    )
     rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
     estimates: Literal["planned", "estimated"] = "planned"
     epsilon: Fraction = parameter(0.8)

@@ -70,7 +70,7 @@ class FedFA:
             "the best-scoring of at most {method.proposals} candidates is used": (
                 lambda method, setting: method.choice == "score"
             ),
-            "what is scaled is as large as {method.norm!r} says": (
+            "the size of what is scaled is its norm {method.norm!r}": (
                 lambda method, setting: method.norm not in (None, NORMS["paper"])
             ),
         },

@@ -79,7 +79,7 @@ class FedorAS:
         paper="Dudziak et al., FedorAS: Federated Architecture Search under system heterogeneity, 2022",
         varies=("operator",),
         departures={
-            "of devices' scores of a path the best and the worst quarter are left out": (
+            "the best and the worst quarter of devices' scores of a path are left out": (
                 lambda method, setting: method.search.scoring == "devices"
             )
         },

@@ -89,7 +89,7 @@ def _keep_or_assign_largest(context: AssignmentContext) -> Assignment:
     if context.lasting is None:
         return assign_largest(context)
     lasting = assign_largest(replace(context, budget=context.lasting)).candidate or context.candidates[0]
-    return _assign_only(context, lasting.architecture, "the size that its log has room for")
+    return _assign_only(context, lasting.architecture, "the size that fits its log")
 
 
 def _assign_declared(context: AssignmentContext) -> Assignment:

@@ -63,7 +63,7 @@ def open_run_folder(folder: Path, run: Run, display: RunObserver) -> Iterator[tu
 
     Raises:
         FileError: the folder or the description cannot be written.
-        ConfigError: the folder belongs to another run, or to a run that is over.
+        ConfigError: the folder belongs to another run, or to a finished run.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     start = _StartObserver()

@@ -60,7 +60,7 @@ class HttpAddress:
         everywhere = not self.host if address is None else address.is_unspecified
         who = "every machine that can reach this one" if everywhere else f"every machine that can reach {self.host}"
         return (
-            f"the HTTP API asks for no password: {who} can read this run's rounds, clients and models; keep "
+            f"the HTTP API does not require a password: {who} can read this run's rounds, clients and models; keep "
             "--http-host 127.0.0.1 unless it is behind a firewall or a proxy with a login"
         )
 

@@ -85,7 +85,7 @@ def measure_difference(ours: Sequence[float], theirs: Sequence[float]) -> Paired
 
     count = len(ours)
     if count != len(theirs) or count < 2:
-        raise ValueError(f"there are {count} and {len(theirs)} figures, but there must be equally many, at least 2")
+        raise ValueError(f"there are {count} and {len(theirs)} figures, but both need the same number, at least 2")
     differences = [our - their for our, their in zip(ours, theirs, strict=True)]
     mean = statistics.fmean(differences)
     reach = float(stdtrit(count - 1, 0.975)) * statistics.stdev(differences) / math.sqrt(count)
@@ -139,7 +139,7 @@ def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
     """Read the folders of runs, and group the runs by name in the given order.
 
     Raises:
-        FileError: a folder is not that of a run that is over.
+        FileError: a folder is not that of a finished run.
         ConfigError: runs of one name differ in more than their seeds, or have the same seed.
     """
     by_name: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -152,7 +152,7 @@ def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
             raise ConfigError(f"runs named {name!r} differ in {changes}; give one of them another name")
         runs = by_name.setdefault(name, {})
         if run.seed in runs:
-            raise ConfigError(f"two runs named {name!r} have seed {run.seed}; name one of them")
+            raise ConfigError(f"two runs named {name!r} have seed {run.seed}; leave one of them out")
         runs[run.seed] = _read_summary(folder)
     return tuple(Entrant(name=name, runs=dict(sorted(runs.items()))) for name, runs in by_name.items())
 
@@ -161,12 +161,10 @@ def _read_summary(folder: Path) -> Mapping[str, Any]:
     """The summary of a run, after making sure that everything that a comparison reads is there."""
     summary = read_summary(folder)
     if summary is None:
-        raise FileError(f"the run {folder} is not over; let it end first")
+        raise FileError(f"the run {folder} is not finished; let it finish first")
     with interpret_summary(folder):
         if summary["metrics"].get(summary["headline"]) is None:
-            raise ConfigError(
-                f"no round of the run {folder} was aggregated, so that nothing is known of its model; leave it out"
-            )
+            raise ConfigError(f"the run {folder} has no metrics, because no round was aggregated; leave it out")
         alone = Entrant(name=folder.name, runs={0: summary})
         _ = compare_entrants([alone]), alone.curve
     return summary
@@ -188,15 +186,15 @@ def compare_entrants(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
         is better, as a `PairedDifference`; None for the first entrant, or with fewer than two common seeds.
 
     Raises:
-        ConfigError: there are no entrants, or they are judged by different metrics.
+        ConfigError: there are no entrants, or they report different metrics.
     """
     if not entrants:
-        raise ConfigError("there are no runs to compare; name the folders of some")
+        raise ConfigError("there are no runs to compare; name their folders")
     first, headline = entrants[0], entrants[0].headline
     if other := next((entrant for entrant in entrants if entrant.headline != headline), None):
         raise ConfigError(
-            f"runs {first.name!r} are judged by {headline} and runs {other.name!r} by {other.headline}, so that they "
-            "cannot be compared; name runs of one kind of task"
+            f"runs {first.name!r} report {headline} and runs {other.name!r} report {other.headline}, so they cannot be "
+            "compared; name runs of the same kind of task"
         )
     return [_compare(entrant, first) for entrant in entrants]
 

@@ -43,7 +43,7 @@ def list_remarks(result: RunResult) -> Iterator[str]:
     for name in sorted(warnings)[:_MOST_WARNINGS]:
         yield f"Client {name}: {warnings[name]}"
     if len(warnings) > _MOST_WARNINGS:
-        yield f"The data of {len(warnings) - _MOST_WARNINGS} more clients do not go with the evaluation data either"
+        yield f"The data of {len(warnings) - _MOST_WARNINGS} more clients differ in scale from the evaluation data too"
 
 
 def find_data_warnings(result: RunResult) -> dict[str, str]:
@@ -55,7 +55,7 @@ def describe_networks(networks: Sequence[NetworkRecord]) -> Iterator[str]:
     """The family tree with a line for each network, indented below its parent; nothing if only one was in use."""
     if sum(network.in_use for network in networks) < 2:
         return
-    yield "Networks, each below the one that it grew from:"
+    yield "Networks, each indented below its parent:"
     for depth, network in walk_descendants([network for network in networks if network.in_use]):
         yield f"{'  ' * (depth + 1)}{network.name}: {describe_network(network)}"
 
@@ -95,9 +95,9 @@ def describe_times(costs: RunCosts) -> Iterator[str]:
     elif costs.expected_rounds is not None and costs.expected_clients is not None:
         rounds, clients = _format_timing(costs.expected_rounds), _format_timing(costs.expected_clients)
         grounds = (
-            "by links and paces"
+            "estimated from the speeds of links and devices"
             if costs.paced == 1
-            else f"by links, and paces that {costs.paced:.0%} of the trainings have"
+            else f"estimated from the speeds of links and, for {costs.paced:.0%} of the trainings, of devices"
         )
         yield f"A round was expected to take {rounds}, a device's part of it {clients}, {grounds}"
 

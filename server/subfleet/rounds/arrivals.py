@@ -116,7 +116,7 @@ def _send_models(
 ) -> ClientOutcome:
     programs = select_models(client, exported.programs)
     if not programs:
-        reason = f"none of its models fits twice on the {client.offer.budget.disk_bytes} bytes of its disk"
+        reason = f"its disk of {client.offer.budget.disk_bytes} bytes has no room for two copies of any of its models"
         return replace(client, stage="skipped", reason=reason), ()
     task, targets = build_deploy_task(context, state, client, programs, now_s), {program.target for program in programs}
     models = tuple(model for model in exported.models if model.target in targets)

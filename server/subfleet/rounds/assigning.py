@@ -54,10 +54,10 @@ def _choose_another(
 
 
 def _choose_subspace(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> ClientOutcome:
-    """Choose another subspace, by the facts of its program and of no other that was written in this attempt."""
+    """Choose another subspace, by the facts of its own program alone."""
     size = client.size
     if size is None or client.attempt + 1 >= context.config.max_attempts:
-        reason = "none of the subspaces that it was given fits, or its runtime lacks an operator"
+        reason = "none of the subspaces chosen for it fits, or its runtime lacks an operator"
         return replace(client, stage="skipped", given=None, reason=reason), ()
     question = build_question(context, state, client)
     known = WrittenSize(size=size, facts=facts)
@@ -161,7 +161,7 @@ def _explain_none(state: RunState, client: ClientState, question: AssignmentCont
         return problems[0]
     if question.below is not None:
         return f"no submodel below {question.below.architecture.name!r} fits: its program {question.below_reason}"
-    why = question.why_not(question.candidates[0]) or "is not what the method gives"
+    why = question.why_not(question.candidates[0]) or "was not chosen by the method"
     return f"no submodel fits: the smallest {why}"
 
 

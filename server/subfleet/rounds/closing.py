@@ -121,8 +121,8 @@ def _exclude_suspects(context: RunContext, state: RunState, why: str, now_s: flo
 
 def _close_round(context: RunContext, state: RunState, result: AggregatedRound, now_s: float) -> Outcome:
     suspects = _list_stage(state, "suspect")
-    without = "it" if len(suspects) == 1 else f"{len(suspects)} suspects"
-    reasons = {client.client_id: f"{client.reason}, but not without {without}" for client in suspects}
+    without = "this update" if len(suspects) == 1 else f"{len(suspects)} suspect updates"
+    reasons = {client.client_id: f"{client.reason}; the round succeeded without {without}" for client in suspects}
     state = _leave_out(context, state, reasons)
     close = Close(
         round=state.round,
@@ -262,8 +262,8 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     state = replace(state, failed_attempts=failed_attempts, live=live).enter(progress.Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
-            f"round {state.round} left nothing to aggregate in {failed_attempts.count} attempts, and another would "
-            f"have the same outcome: {waits_for}; repair these devices, and start the run again"
+            f"round {state.round} left nothing to aggregate in {failed_attempts.count} attempts, and further attempts "
+            f"would fail for the same reasons: {waits_for}; repair these devices, and start the run again"
         )
         return state.fail(failure, now_s)
     attempts, limit_s = state.run_attempt - times.since_attempt, context.config.deadlines.attempts_s

@@ -174,7 +174,7 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
     if client_id in state.clients and state.clients[client_id].stage != "missing":
         return state, (reply(client_id, message_id, "duplicate"),)
     if state.phase != "measure":
-        return state, (reply(client_id, message_id, "refused", f"round {state.round} has begun without this client"),)
+        return state, (reply(client_id, message_id, "refused", f"round {state.round} has started without this client"),)
     if (profile := state.profiles.get(client_id)) is None:
         # Its profile has not arrived yet; the client repeats the telemetry until it is acknowledged.
         return state, ()

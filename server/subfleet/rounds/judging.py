@@ -53,7 +53,7 @@ def judge(context: RunContext, state: RunState, answer: Answer) -> tuple[Verdict
     if client.task is None or client.task.task_id != answer.task_id:
         if _is_answered(context, state, client, answer):
             return "duplicate", ""
-        return "refused", f"task {answer.task_id!r:.120} is not the last one that {answer.client_id} was given"
+        return "refused", f"task {answer.task_id!r:.120} is not the last task of {answer.client_id}"
     return _judge_last_task(context, state, client, client.task, answer)
 
 
@@ -62,7 +62,7 @@ def _judge_last_task(
 ) -> tuple[Verdict, str]:
     expected, phases = _ANSWERS[type(task.work)]
     if not isinstance(answer, (Refusal, expected)):
-        return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
+        return "refused", f"a message of kind {answer.KIND!r} does not answer that task"
     if client.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
     if state.phase not in phases or client.stage != ("scoring" if isinstance(task.work, Score) else "out"):
@@ -85,7 +85,7 @@ def _find_problem(context: RunContext, state: RunState, client: ClientState, tas
         case Update():
             limit_bytes = MAX_HEADER_BYTES + sum(blob.size_bytes for blob in task.weights)
             if answer.blob.size_bytes > limit_bytes:
-                return f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
+                return f"the update is {answer.blob.size_bytes} bytes, but may be at most {limit_bytes}"
             return _find_example_problem(context, state, task, answer)
         case Scores():
             if len(answer.scores) != len(task.programs):
@@ -103,14 +103,14 @@ def _find_example_problem(context: RunContext, state: RunState, task: Task, answ
     work = task.work
     if not isinstance(work, Train) or work.paths is None:
         count = len(answer.operator_examples)
-        return f"there are examples of {count} choices, but no paths were drawn" if count else ""
+        return f"there are counts of examples for {count} choices, but no paths were drawn" if count else ""
     operators = get_network(context, state.lineages, task.architecture).network.operators_of(task.architecture)
     if {choice for choice, _ in answer.operator_examples} != operators.keys():
-        return "there must be examples of every choice of the supernet and of no other, but there are not"
+        return "the counts of examples must be for exactly the choices of the supernet, but they are not"
     expected = work.settings.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
         if not {operator for operator, _ in counts} <= set(operators[choice]):
-            return f"choice {choice!r:.80} has examples of operators that its subspace lacks"
+            return f"choice {choice!r:.80} has counts of examples for operators outside the client's subspace"
         total = sum(count for _, count in counts)
         if total != expected:
             return f"{total} examples went through choice {choice!r:.80}, but {expected} were trained on"
@@ -126,7 +126,7 @@ def _find_path_problem(context: RunContext, task: Task, answer: Evaluated) -> st
     labels = math.prod((*model.input_shape, model.class_count) if shape is None else shape)
     most = answer.sample_count * labels
     if answer.label_count > most:
-        return f"{answer.label_count} labels were counted, but {answer.sample_count} samples have {most} at most"
+        return f"{answer.label_count} labels were counted, but {answer.sample_count} samples have at most {most}"
     return ""
 
 

@@ -235,7 +235,7 @@ def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
     if not config.training.objective.over_classes:
         return (), ""  # whole numbers are targets, too
     if not counts:
-        return (), "its labels are floating point numbers, but the run's are classes"
+        return (), "its labels are floating point numbers, but the run's labels are classes"
     if not profile.class_names:
         problem = f"its data have {len(counts)} classes, but the model has {class_count}"
         return counts, problem if len(counts) > class_count else ""
@@ -256,7 +256,7 @@ def find_samples_problem(config: Run, profile: Profile) -> str:
     """Why a client's samples cannot be fed to the run's model; empty if they can, as far as is known."""
     transform = config.data.transform
     if profile.sizes_differ and (transform is None or not transform.fixes_size):
-        return "its pictures have several sizes, and the run does not resize them; set resize in [data.transform]"
+        return "its images differ in size, and the run does not resize them; set resize in [data.transform]"
     shapes = (profile.input_shape, *profile.other_input_shapes)
     problems = [_find_shape_problem(config, shape) for shape in shapes]
     if all(problems):
@@ -294,5 +294,5 @@ def find_scale_warning(context: RunContext, profile: Profile) -> str:
     if not problem:
         return ""
     return (
-        f"its inputs go from {profile.inputs}, but those of the evaluation data from {evaluation}: {problem}; {REMEDY}"
+        f"its inputs range from {profile.inputs}, those of the evaluation data from {evaluation}: {problem}; {REMEDY}"
     )

@@ -28,7 +28,7 @@ def advance(context: RunContext, state: RunState, now_s: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     while True:
         before = state.phase
-        if before not in _ADVANCES:  # an event ends an aggregation; nothing ends a run that is over
+        if before not in _ADVANCES:  # an event ends an aggregation; nothing ends a finished run
             return state, actions
         state, more = _ADVANCES[before](context, state, now_s)
         actions += more
@@ -50,8 +50,8 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if now_s - state.live.entered_s < context.config.deadlines.join_s:
         return state, ()
     failure = (
-        f"{there} of {context.config.min_clients} clients were there after {context.config.deadlines.join_s:g} s; "
-        "start more clients or lower min_clients"
+        f"only {there} of {context.config.min_clients} clients were present after "
+        f"{context.config.deadlines.join_s:g} s; start more clients or lower min_clients"
     )
     return state.fail(failure, now_s), ()
 

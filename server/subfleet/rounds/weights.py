@@ -116,7 +116,7 @@ def _bound(client: ClientState) -> tuple[Update, str]:
         known = client.task.work.settings.round_count(client.offer.sample_count)
     if claimed <= known:
         return client.update, ""
-    of_round = "" if known == client.offer.sample_count else f", of which a round goes over {known}"
+    of_round = "" if known == client.offer.sample_count else f" and a round uses {known} of them"
     why = f"it claims {claimed} samples, but its profile has {client.offer.sample_count}{of_round}"
     examples = tuple(
         (choice, tuple((operator, count * known // claimed) for operator, count in counts))

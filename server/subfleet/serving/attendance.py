@@ -82,7 +82,7 @@ class Attendance:
                 yield f"client {name} is away: {absence.reason}"
         for name, absence in before.items():
             if absence.kind in _REPORTED and (name not in self._away or self._away[name].kind not in _REPORTED):
-                yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
+                yield f"client {name} is back" if name in state.live.members else f"client {name} is forgotten"
 
     def list_awaited(self, state: RunState) -> tuple[str, ...]:
         """The absent clients that the round waits for: name, reason and time of the last message."""

@@ -94,7 +94,7 @@ def serve_run(  # noqa: PLR0913 - where and how a run is served
         result = server.run(stop)
         raise_failure()
         if not result.finished:
-            raise StoppedError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
+            raise StoppedError(f"the run was stopped before its end; start it again with --name {folder.name}")
         yield server, result
 
 

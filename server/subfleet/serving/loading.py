@@ -86,7 +86,9 @@ def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
     weights = stored.shared
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
-        raise ConfigError(f"first weights {given.file} are of another network than the run's; name that as its model")
+        raise ConfigError(
+            f"first weights {given.file} do not fit the run's model; set model to the network they are of"
+        )
     return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)
 
 

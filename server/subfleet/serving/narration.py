@@ -128,8 +128,8 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
     evaluation = context.evaluation_inputs
     if evaluation is not None and find_scale_problem(usual, evaluation):
         yield (
-            f"the evaluation data go from {evaluation}, but the inputs of most of the {len(inputs)} clients do not, as "
-            f"those from {usual}; {REMEDY}"
+            f"the evaluation data range from {evaluation}, unlike the inputs of most of the {len(inputs)} clients "
+            f"(such as from {usual}); {REMEDY}"
         )
     odd = [
         name
@@ -140,8 +140,8 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
     if odd:
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         yield (
-            f"the inputs of {', '.join(odd[:_SHOWN])}{more} are not on the scale of most of the {len(inputs)} clients, "
-            f"from {usual}; {REMEDY}"
+            f"the inputs of {', '.join(odd[:_SHOWN])}{more} differ in scale from those of most of the {len(inputs)} "
+            f"clients (such as from {usual}); {REMEDY}"
         )
 
 

@@ -50,15 +50,15 @@ def check_resumable(subject: str, before: Mapping[str, Any], after: Mapping[str,
     rounds, new_rounds = before.get("rounds"), after.get("rounds")
     if {**before, "rounds": new_rounds} != after:
         changes = list_changes(before, after)
-        raise ConfigError(f"{subject} was begun with other settings, which were changed in {changes}; {remedy}")
+        raise ConfigError(f"the settings of {subject} have changed since it was started: {changes}; {remedy}")
     if not isinstance(rounds, int) or not isinstance(new_rounds, int) or new_rounds < rounds:
         raise ConfigError(
-            f"{subject} was begun with rounds {rounds}, which can be raised, but not set to {new_rounds}; {remedy}"
+            f"{subject} was started with rounds {rounds}, which can be raised, but not set to {new_rounds}; {remedy}"
         )
     if after.get("norms") == "calibrated":
         raise ConfigError(
-            f"{subject} was begun with rounds {rounds}, which cannot be set to {new_rounds} with norms 'calibrated': "
-            f"its last round measures them; {remedy}"
+            f"{subject} was started with rounds {rounds}, which cannot be set to {new_rounds} with norms 'calibrated', "
+            f"because its last round measures them; {remedy}"
         )
     return True
 

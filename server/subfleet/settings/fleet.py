@@ -73,16 +73,16 @@ Attack = LabelShuffling | Backdoor
 
 def _check_resources(log: str, population: str, steady: Reading | None, profile: str) -> Iterator[str]:
     if not (log or population or steady):
-        yield "log is missing, but must name the log that is replayed; or name population, or steady"
+        yield "log is missing; name the log to replay, or set population or steady"
     if log and (population or steady):
-        yield f"log is {log!r} beside population or steady, which take its place; leave one out"
+        yield f"log is {log!r} beside population or steady, which replace it; leave one out"
     if population and profile != "generic":
         yield f"profile is {profile!r} beside population, which has its own; leave one out"
 
 
 def _check_architecture(architecture: Architecture | None, network: AnyFamily | None) -> Iterator[str]:
     if network is not None and architecture is not None:
-        yield "architecture stands beside network, but a device declares one of both; leave one out"
+        yield "architecture and network are both set, but a device declares only one of them; leave one out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,22 +71,22 @@ def parse_client_network(text: str, model: Family) -> AnyFamily:
         if not isinstance(plain, dict):
             raise ConfigError("a network of a client's own must be a JSON object with the keys of [model]")
         if max(_list_numbers(plain), default=0) > _MAX_NUMBER:
-            raise ConfigError(f"a client's network has a number above {_MAX_NUMBER}, which none may have")
+            raise ConfigError(f"a client's network has a number above the limit of {_MAX_NUMBER}")
         plain = complete_network(plain, to_plain(model))
         family: AnyFamily = from_plain(cast("Any", AnyFamily), plain, "a client's network")
     except ProtocolError as error:
         raise ConfigError(str(error)) from error
     if sum(family.depths) > _MAX_BLOCKS:
-        raise ConfigError(f"a client's network has {sum(family.depths)} blocks, but may have {_MAX_BLOCKS} at most")
+        raise ConfigError(f"a client's network has {sum(family.depths)} blocks, but may have at most {_MAX_BLOCKS}")
     for key in _SIDES:
         side = max(_list_numbers(to_plain(getattr(family, key, 0))), default=0)
         if side > _MAX_SIDE:
-            raise ConfigError(f"a client's network has {key} of {side}, but may have {_MAX_SIDE} at most")
+            raise ConfigError(f"a client's network has {key} of {side}, but may have at most {_MAX_SIDE}")
     for key in _TASK:
         if getattr(family, key) != getattr(model, key):
             raise ConfigError(
-                f"a client's network has {key} {getattr(family, key)}, but the run's is {getattr(model, key)}; leave "
-                "it out to take that"
+                f"a client's network has {key} {getattr(family, key)}, but the run has {getattr(model, key)}; leave "
+                f"{key} out"
             )
     return family
 

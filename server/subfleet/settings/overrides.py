@@ -40,7 +40,7 @@ def apply_override(plain: Any, keys: Sequence[str], value: Any) -> Any:
             raise ConfigError(f"--set names the item {key!r}, but there are {len(plain)}, counted from 0")
         return [apply_override(item, rest, value) if index == int(key) else item for index, item in enumerate(plain)]
     if not isinstance(plain, Mapping):
-        raise ConfigError(f"--set names {key!r} below {plain!r:.80}, which is no table; name that key itself")
+        raise ConfigError(f"--set names {key!r} below {plain!r:.80}, which is not a table; name that key itself")
     if not rest and key in _KINDS and plain.get(key, value) != value:
         return {key: value}
     return {**plain, key: apply_override(plain.get(key, {}), rest, value)}

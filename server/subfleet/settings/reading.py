@@ -50,7 +50,7 @@ def read_run(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Run:
     runs = read_runs(name_or_path, overrides)
     if len(runs) > 1:
         raise ConfigError(
-            f"run {name_or_path} is a sweep over {len(runs)} runs, but this takes a single run; leave [[sweep]] out"
+            f"run {name_or_path} is a sweep over {len(runs)} runs, but a single run is needed; leave [[sweep]] out"
         )
     return runs[0]
 

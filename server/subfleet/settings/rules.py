@@ -86,7 +86,7 @@ def _check_first_weights(
     method: AnyMethod, model_of: ModelOf | None, first_weights: FirstWeights | None
 ) -> Iterator[str]:
     if model_of is not None and first_weights is not None:
-        yield "first_weights are given beside model_of; leave one out, or set model_of.weights"
+        yield "first_weights and model_of are both set; leave one out, or set model_of.weights"
     given = first_weights is not None or (model_of is not None and model_of.weights)
     if given and method.roles().networks.begin is not None:
         yield (
@@ -99,21 +99,21 @@ def _check_model(training: TrainingSettings, model: AnyFamily) -> Iterator[str]:
     objective, kind = training.objective.name, training.objective.kind
     if kind.over_classes and model.class_count < _LEAST_CLASSES:
         yield (
-            f"model.class_count is {model.class_count}, but one class alone is always right; give it 2 or more, or "
-            "set training.objective.name = 'binary_cross_entropy' or 'mean_squared_error'"
+            f"model.class_count is {model.class_count}, but with one class every prediction is correct; set 2 or more, "
+            "or set training.objective.name = 'binary_cross_entropy' or 'mean_squared_error'"
         )
     most = MAX_MEASURED_OUTPUTS if kind.labels == "numbers" else MAX_COUNTED_CLASSES
     if (kind.by_class or kind.labels == "numbers") and model.class_count > most:
         yield (
-            f"model.class_count is {model.class_count}, but objective {objective!r} tells what it is judged by for "
-            f"{most} outputs at most; predict fewer"
+            f"model.class_count is {model.class_count}, but objective {objective!r} supports at most {most} outputs; "
+            "lower it"
         )
     places = get_predicted_places(model)
     if places is not None and kind.places not in ("any", places):
         fitting = {"sample": "cross_entropy", "token": "next_token", "pixel": "dense_cross_entropy"}[places]
         yield (
-            f"training.objective.name is {objective!r}, which needs a class of each {kind.places}, but family "
-            f"{model.TYPE!r} has outputs of each {places}; set it to {fitting!r}, or take another family"
+            f"training.objective.name is {objective!r}, which needs a class for each {kind.places}, but family "
+            f"{model.TYPE!r} has outputs for each {places}; set it to {fitting!r}, or choose another family"
         )
 
 
@@ -122,19 +122,19 @@ def _check_data(
 ) -> Iterator[str]:
     objective, kind = training.objective.name, training.objective.kind
     if data.classes and not kind.over_classes:
-        yield f"data.classes are named, but objective {objective!r} knows none; leave them out"
+        yield f"data.classes is set, but objective {objective!r} has no classes; omit it"
     elif data.classes and len(data.classes) != model.class_count:
         yield f"data.classes names {len(data.classes)}, but must name all {model.class_count} of the model"
     backdoor = any(device.attack is not None and device.attack.TYPE == "backdoor" for device in fleet.devices)
     if backdoor and kind.name != "classification":
-        yield f"an attack is 'backdoor', but objective {objective!r} has no class of each sample; leave it out"
+        yield f"an attack is 'backdoor', but objective {objective!r} has no class for each sample; leave it out"
     by_label = data.partition.name in ("dirichlet", "pathological", "shard")
     if by_label and fleet.devices and not any(device.data for device in fleet.devices):
         one_number = not kind.over_classes and find_label_shape(training, model) == (1,)
         if kind.name != "classification" and not one_number:
             yield (
-                f"data.partition is {data.partition.name!r}, which goes by one class or number of each sample, but "
-                f"objective {objective!r} with {model.class_count} outputs has others; take 'iid' or 'natural'"
+                f"data.partition is {data.partition.name!r}, which needs one class or number for each sample, but "
+                f"objective {objective!r} with {model.class_count} outputs has other labels; set 'iid' or 'natural'"
             )
 
 
@@ -142,8 +142,8 @@ def _check_deployment(training: TrainingSettings, deploy_quantisation: str) -> I
     objective = training.objective
     if deploy_quantisation != "none" and objective.kind.name != "classification":
         yield (
-            f"deploy_quantisation is {deploy_quantisation!r}, but 8-bit models are judged by the class of each sample, "
-            f"and objective {objective.name!r} has others; set deploy_quantisation = 'none'"
+            f"deploy_quantisation is {deploy_quantisation!r}, but 8-bit models are evaluated by the class of each "
+            f"sample, and objective {objective.name!r} has other labels; set deploy_quantisation = 'none'"
         )
 
 
@@ -158,13 +158,13 @@ def _check_method(record: "Run") -> Iterator[str]:
     search = record.roles.networks.path_search
     if search is not None and search.federated is not None and kind.labels == "numbers":
         yield (
-            f"devices are to score paths, but the errors of objective {objective!r} have no bound that one device's "
-            "word could be held to; set method.search.scoring = 'server'"
+            f"devices are to score paths, but the errors of objective {objective!r} have no bound, so one device's "
+            "scores could decide; set method.search.scoring = 'server'"
         )
     if getattr(record.method, "stop_rounds", 0) and "accuracy" not in kind.metrics:
         yield (
-            f"method {record.method.TYPE!r} ends a run where accuracy no longer gains, but objective {objective!r} has "
-            "none; set method.stop_rounds = 0"
+            f"method {record.method.TYPE!r} ends a run when accuracy stops improving, but objective {objective!r} has "
+            "no accuracy; set method.stop_rounds = 0"
         )
 
 

@@ -225,7 +225,7 @@ class Run:
         """
         if self.model_of is not None:
             raise ConfigError(
-                f"run {self.name!r} takes its model from run {self.model_of.run!r}, which it has not done yet; begin "
-                "it with `subfleet run`, or take the model before it is begun"
+                f"run {self.name!r} takes its model from run {self.model_of.run!r}, but has not read it yet; begin "
+                "it with `subfleet run`, or read the model first"
             )
         return canonical_json(select_outcome_settings(self)).decode()

@@ -14,7 +14,7 @@ from subfleet.settings.run import Run
 
 DESCRIPTION = "run.json"
 SUMMARY = "summary.json"
-"""Written when the run is over."""
+"""Written when the run is finished."""
 MODEL = "model.safetensors"
 """The model after the last round, with all networks that were in use."""
 SUPERNET = "supernet.safetensors"
@@ -37,28 +37,30 @@ def create_folder(folder: Path) -> Path:
     Raises:
         FileError: it cannot be created.
     """
-    with explain_os_errors(f"the folder {folder} cannot be made", "choose another with --runs"):
+    with explain_os_errors(f"the folder {folder} cannot be created", "choose another with --runs"):
         folder.mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 
 
 def check_not_over(folder: Path, run: Run) -> None:
-    """Check that the run of a folder is not over, or gets more rounds.
+    """Check that the run of a folder is not finished, or gets more rounds.
 
     Raises:
         FileError: its description cannot be read.
-        ConfigError: it is over, or its description is invalid.
+        ConfigError: it is finished, or its description is invalid.
     """
     if not (folder / SUMMARY).exists():
         return
     if not (folder / DESCRIPTION).exists() or read_description(folder).rounds >= run.rounds:
-        raise ConfigError(f"the run {folder} is over already; choose another --name, raise its rounds, or remove it")
+        raise ConfigError(
+            f"the run {folder} is already finished; choose another --name, raise its rounds, or remove it"
+        )
 
 
 def write_description(folder: Path, run: Run) -> None:
     """Write the description of a run into its folder.
 
-    If a run that is over gets more rounds, its summary is renamed to `summary-<rounds>.json`.
+    If a finished run gets more rounds, its summary is renamed to `summary-<rounds>.json`.
 
     Raises:
         FileError: it cannot be written.
@@ -70,7 +72,7 @@ def write_description(folder: Path, run: Run) -> None:
         f"the run in {folder}",
         select_outcome_settings(before),
         select_outcome_settings(run),
-        "restore that, choose another --name, or remove it",
+        "restore the settings, choose another --name, or remove it",
     )
     with explain_os_errors(f"{path} cannot be written", "choose another folder with --runs"):
         if extended and before is not None and summary.exists():
@@ -90,7 +92,7 @@ def read_description(folder: Path) -> Run:
         with explain_os_errors(f"{path} cannot be read", "name the folder of a run"):
             plain = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}; remove that run") from error
     return validate(Run, plain, str(path))
 
 
@@ -99,11 +101,11 @@ def read_replay(folder: Path) -> Run:
 
     Raises:
         FileError: the description or the summary cannot be read.
-        ConfigError: the run is not over, or its description is invalid.
+        ConfigError: the run is not finished, or its description is invalid.
     """
     summary = read_summary(folder)
     if summary is None:
-        raise ConfigError(f"the run in {folder} is not over; go on with it with: subfleet runs resume")
+        raise ConfigError(f"the run in {folder} is not finished; resume it with: subfleet runs resume")
     with interpret_summary(folder):
         return replace(read_description(folder), programs_from=dict(summary["programs_from"]))
 
@@ -114,7 +116,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def read_summary(folder: Path) -> Mapping[str, Any] | None:
-    """The summary of a run, or None if the run is not over.
+    """The summary of a run, or None if the run is not finished.
 
     Raises:
         FileError: it cannot be read, or is not a JSON object.
@@ -127,7 +129,7 @@ def read_summary(folder: Path) -> Mapping[str, Any] | None:
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}; make it readable, or run that again") from error
     except (ValueError, RecursionError) as error:
-        raise _describe_damage(folder, f"it is no JSON: {error}") from error
+        raise _describe_damage(folder, f"it is not valid JSON: {error}") from error
     if not isinstance(summary, dict):
         raise _describe_damage(folder, f"it is {type(summary).__name__}, but must be an object")
     return summary

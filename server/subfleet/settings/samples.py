@@ -39,7 +39,7 @@ class PartitionSettings:
 
 def _check_source(test: str, name: str) -> Iterator[str]:
     if not (test or name):
-        yield "test and name are empty, but one must be there: evaluation data, or a known data set"
+        yield "test and name are both empty; set test to evaluation data, or name to a known data set"
 
 
 def _check_scaling(standardise: bool, transform: DataTransform | None) -> Iterator[str]:

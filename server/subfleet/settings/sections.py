@@ -124,7 +124,7 @@ class OutlierSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ModelOf:
-    """A network of a run that is over, to be used as the model of another run.
+    """A network of a finished run, to be used as the model of another run.
 
     Attributes:
         run: name of the other run's folder in the same parent folder, or a path with a slash.

@@ -1,4 +1,4 @@
-"""The networks of a run that is over, which can be the model of another run."""
+"""The networks of a finished run, which can be the model of another run."""
 
 import hashlib
 import math
@@ -51,7 +51,7 @@ def resolve_model(run: Run, runs: Path) -> Run:
 
     Raises:
         FileError: files of the other run are missing or cannot be read.
-        ConfigError: the other run is not over, has no such network, or its model does not fit this run.
+        ConfigError: the other run is not finished, has no such network, or its model does not fit this run.
     """
     model_of = run.model_of
     if model_of is None:
@@ -70,18 +70,18 @@ def resolve_model(run: Run, runs: Path) -> Run:
 
 
 def read_networks(folder: Path) -> tuple[StoredNetwork, ...]:
-    """The networks of a run that is over, from the smallest to the largest.
+    """The networks of a finished run, from the smallest to the largest.
 
     Raises:
         FileError: there is no run, or its files cannot be read.
-        ConfigError: it is not over.
+        ConfigError: it is not finished.
         ProtocolError: the file of its model is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
     run = read_description(folder)
     if not (folder / SUMMARY).exists():
-        raise ConfigError(f"the run {folder} is not over, so that its networks are not known; let it end first")
+        raise ConfigError(f"the run {folder} is not finished, so its networks are not known; let it finish first")
     counts = Counter[str]()
     lineages: dict[str, Lineage] = {}
     models: dict[str, Architecture] = {}
@@ -98,7 +98,7 @@ def read_networks(folder: Path) -> tuple[StoredNetwork, ...]:
                 elif "/" not in name:  # not a copy, a moment, or state of a method
                     counts[network_id] += math.prod(file.get_slice(key).get_shape())
     except (OSError, SafetensorError) as error:
-        raise FileError(f"{path} cannot be read: {error}; let that run end, or take another one") from error
+        raise FileError(f"{path} cannot be read: {error}; let that run finish, or choose another one") from error
     networks = (
         StoredNetwork(
             lineage=lineages.get(network_id) or Lineage(id=network_id, config=run.model),

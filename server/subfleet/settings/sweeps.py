@@ -57,10 +57,10 @@ def expand_sweeps(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> list[d
         raise ConfigError("sweep must be tables [[sweep]]")
     runs = [run for table in tables for run in _expand(base, validate(_Sweep, table, "a table [[sweep]]"), seeds)]
     if len(runs) > _MAX_RUNS:
-        raise ConfigError(f"the sweeps have {len(runs)} runs, but may have {_MAX_RUNS} at most")
+        raise ConfigError(f"the sweeps have {len(runs)} runs, but may have at most {_MAX_RUNS}")
     names = [run.get("name") for run in runs]
     if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
-        raise ConfigError(f"runs of the sweeps are alike, such as {repeated[0]!r}; let their values differ")
+        raise ConfigError(f"the sweeps have equal runs, such as {repeated[0]!r}; give them different values")
     return _sort(runs)
 
 
@@ -121,7 +121,7 @@ def _sort(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     except CycleError as error:
         name = error.args[1][0]
         raise ConfigError(
-            f"the run {name!r} of a sweep waits for a model of its own; take that of another run"
+            f"the run {name!r} of a sweep needs its own model to start; name another run in its model_of"
         ) from error
     depths = dict[str, int]()
     for name in order:

@@ -127,8 +127,8 @@ class PathDrawer:
         if (least <= self._limits).all() and self._get_table(up=True).any_path:
             return self._get_table(up=True).draw(np.random.default_rng(0))
         raise ConfigError(
-            f"no path fits: the cheapest operators cost {least.tolist()}, but the budgets are {self._limits.tolist()}; "
-            "raise the budgets"
+            f"no path fits the budgets {self._limits.tolist()}: the cheapest operators cost {least.tolist()}; raise "
+            "the budgets"
         )
 
     def _iterate_light_paths(self) -> Iterator[list[int]]:

@@ -126,7 +126,7 @@ def test_what_is_nearly_all_trained_is_not_reported_as_trained() -> None:
         ("fedadp", "each with its own model"),
         ("clustered", "each with its architecture's model"),
         ("sattler", "each with its cluster's model"),
-        ("fedtrans", "each with the network that it has"),
+        ("fedtrans", "each with its own network"),
     ],
 )
 def test_models_of_clients_are_reported_as_a_mean(name: str, words: str, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobus
     ("settings", "message"),
     [
         ({"method": FjORD(), "model": MODEL}, "set model.norm = 'group', or method.self_distillation = false"),
-        ({"method": FjORD(), "training": TrainingSettings(objective=SQUARES)}, "knows no classes"),
+        ({"method": FjORD(), "training": TrainingSettings(objective=SQUARES)}, "has no classes"),
         ({"training": TrainingSettings(objective=ObjectiveSettings(distillation="self"))}, "type = 'fjord'"),
         ({"method": NeFL(), "distillation": TAUGHT}, "method 'nefl' keeps separate tensors for clients or sizes"),
         ({"method": Standalone(), "distillation": TAUGHT}, "set distillation.iterations = 0"),

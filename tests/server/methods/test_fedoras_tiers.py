@@ -197,13 +197,13 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
     ("settings", "words"),
     [
         ({"robust_aggregation": CoordinateMedian()}, "aggregates each operator by the examples that went through it"),
-        ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
+        ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which cannot predict"),
         (
             {"norms": "calibrated", "model": replace(MODEL, norm="batch")},
-            "has no one network whose norms",
+            "is a supernet, and devices measure the norms of a whole network only",
         ),
         ({"data": DataSettings(test="unused")}, "data.validation_samples is 0"),
-        ({"model": replace(MODEL, operators=(("conv3",),))}, "the model has no choice of them"),
+        ({"model": replace(MODEL, operators=(("conv3",),))}, "the model offers no choice of them"),
     ],
 )
 def test_what_does_not_go_with_a_supernet_is_refused(settings: dict[str, Any], words: str) -> None:

@@ -30,7 +30,7 @@ def test_a_lasting_size_depends_on_the_log_and_not_on_the_first_reading(method: 
     poor = replace(make_assignee(context, "a", memory_bytes=needs[0]), lasting=middle)
     assert assign(rich).candidate == middle_size
     assert (assign(poor).candidate, assign(poor).only) == (None, middle_size)
-    assert "the size that its log has room for" in assign(poor).reason
+    assert "the size that fits its log" in assign(poor).reason
     # A client whose log has room for nothing gets the smallest size, whenever that fits.
     bare = Budget(memory_bytes=0)
     assert assign(replace(rich, lasting=bare)).candidate == context.first.candidates[0]

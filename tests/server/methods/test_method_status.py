@@ -80,7 +80,7 @@ def test_a_method_as_in_its_paper_is_exact(method: AnyMethod, setting: Setting) 
         (
             DynamicSelection(),
             Setting(),
-            "the learning rate of distillation is not 1e-3; the search algorithm is ours",
+            "the learning rate of distillation is not 1e-3; the search is a Pareto search, not the paper's",
         ),
         (DynamicSelection(distillation=None), Setting(), "nothing is distilled"),
         (FedFA(), Setting(), "the first budget"),

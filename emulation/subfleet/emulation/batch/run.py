@@ -277,7 +277,7 @@ class _Batch:
     stop: threading.Event
 
     def play(self, most_turns: int) -> int:
-        """Let server and clients act in turns until the run is over; returns the number of turns."""
+        """Let server and clients act in turns until the run is finished; returns the number of turns."""
         step_s = LEAST_STEP_S
         for turn in range(most_turns):
             if self.server.finished:

@@ -86,15 +86,15 @@ def check_constants(graph: fx.GraphModule, carried: Mapping[str, Tensor], held: 
         if isinstance(value, (FakeTensor, FunctionalTensor)):
             raise ExportError(
                 f"the network keeps a tensor of the shape {tuple(value.shape)} from one run to the next outside of its "
-                "buffers, which no program carries; register it as a persistent buffer of torch.float32"
+                "buffers, which programs do not store; register it as a persistent buffer of torch.float32"
             )
         owner = owners.get(_memory(value)) if value.numel() else None
         if owner is not None:
             name = names.get(id(value))
             what = f"its tensor {name!r}" if name else f"a tensor of the shape {tuple(value.shape)}"
             raise ExportError(
-                f"the network reads {what}, which lies in the memory of {owner!r}, but a program carries {owner!r} "
-                f"alone and the other would stay what it is now; compute it in forward from {owner!r}"
+                f"the network reads {what}, which shares the memory of {owner!r}, but a program only updates {owner!r} "
+                f"and would keep the current value of the other; compute it in forward from {owner!r}"
             )
 
 
@@ -120,7 +120,7 @@ def check_operators(graph: fx.GraphModule) -> None:
         if isinstance(value, Tensor) and value.dtype.is_complex:
             raise ExportError(
                 f"the network computes with complex numbers by {node.target} (node {node.name!r}), which no "
-                "program can; multiply by fixed matrices of sines and cosines in the place of a Fourier transform"
+                "program can; multiply by fixed matrices of sines and cosines instead of a Fourier transform"
             )
         if isinstance(value, Tensor) and value.dtype not in _TYPES:
             raise ExportError(

@@ -120,8 +120,8 @@ def _check_own_tensors(links: Sequence[LinkModule]) -> None:
             other = next((owners[key] for key in own if key in owners), None)
             if other is not None:
                 raise ExportError(
-                    f"the links {other!r} and {link.name!r} share a tensor, but a chain's links have none in common; "
-                    "give each its own"
+                    f"the links {other!r} and {link.name!r} share a tensor, but the links of a chain must not; give "
+                    "each its own"
                 )
             owners |= dict.fromkeys(own, link.name)
 
@@ -266,8 +266,8 @@ def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool,
             shapes.add(every[key].values.gives.shape)
         if len(shapes) > 1:
             raise ExportError(
-                f"the operators of {link.name!r} give the shapes {sorted(shapes)}, but those of a choice must all give "
-                "the same"
+                f"the operators of {link.name!r} give the shapes {sorted(shapes)}, but all operators of a choice must "
+                "give the same"
             )
         read = ValueInfo(name="features", dtype="F32", shape=shapes.pop(), role="features")
     return Pieces(pieces=tuple(every.values()), names=names, reads=tuple(reads), gives=read)
@@ -282,8 +282,8 @@ def _piece(
     if len(shapes.output_shapes) > 1 or shapes.random_shapes or (training and frozen):
         raise ExportError(
             f"the link {name!r} has {len(shapes.output_shapes)} outputs, {len(shapes.random_shapes)} layers that draw "
-            f"random numbers and {len(frozen)} parameters that are not trained, but one of a chain gives one tensor, "
-            "draws none and trains all; leave out exits and dropout"
+            f"random numbers and {len(frozen)} parameters that are not trained, but a link must have one output, draw "
+            "no random numbers and train all parameters; leave out exits and dropout"
         )
     gives = ValueInfo(name="given", dtype="F32", shape=shapes.output_shapes[0], role="features")
     values = LinkValues(reads=read, gives=replace(gives, role="logits") if last else gives, weights=weights_of(module))

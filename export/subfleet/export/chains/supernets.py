@@ -94,5 +94,5 @@ def read_torch_pieces(program: Program) -> Mapping[str, Step]:
     own = [PieceProgram(name=name, inputs=step.inputs, outputs=step.outputs) for name, step in steps.items()]
     odd = sorted(piece_program.name for piece_program in {*own} ^ {*program.manifest.pieces})
     if odd:
-        raise ProtocolError(f"the programs of a chain are not those of its manifest, first {odd[0]!r:.80}")
+        raise ProtocolError(f"the programs of a chain differ from its manifest, first in {odd[0]!r:.80}")
     return steps

@@ -143,7 +143,8 @@ def _require_mask(context: LayerContext, inputs: Tensor) -> Tensor:
     if inputs.shape[0] != mask_B.shape[0]:
         raise ExportError(
             f"layer {context.layer!r} normalises an input of the shape {tuple(inputs.shape)}, but its first size must "
-            f"be the batch's {mask_B.shape[0]}, or padding could not be told from samples; use LayerNorm there"
+            f"be the batch's {mask_B.shape[0]}, because padding is not distinguished from samples otherwise; use "
+            "LayerNorm there"
         )
     return mask_B
 
@@ -153,7 +154,7 @@ def _check_channels(context: LayerContext, inputs: Tensor, *given: Tensor | None
     if odd is not None or not inputs.is_floating_point():
         raise ExportError(
             f"layer {context.layer!r} normalises an input of {inputs.dtype} and the shape {tuple(inputs.shape)}, but "
-            f"must be given a floating one with {odd.numel() if odd is not None else 'as many'} channels"
+            f"needs a floating-point input with {odd.numel() if odd is not None else 'as many'} channels"
         )
 
 

@@ -55,11 +55,11 @@ def _input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: 
     channels = weight.shape[1] * at.groups
     dense = set(at.stride) == {1}
     if dense and (channels > _FEW_CHANNELS or at.groups == channels):
-        return _by_flipped_weights(gradient, weight, at)
-    return _by_transposed_convolution(gradient, weight, sizes, at)
+        return _convolve_flipped_weights(gradient, weight, at)
+    return _convolve_transposed(gradient, weight, sizes, at)
 
 
-def _by_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) -> Tensor:
+def _convolve_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) -> Tensor:
     """With stride 1, the backward is itself a convolution."""
     outputs, depth, *kernel = weight.shape
     before = [reach - padding for reach, padding in zip(at.reach(kernel), at.padding, strict=True)]
@@ -85,7 +85,7 @@ def _flip(w_gock: Tensor) -> Tensor:
     return flipped.transpose(1, 2).reshape(groups * depth, outputs, *kernel)
 
 
-def _by_transposed_convolution(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
+def _convolve_transposed(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
     # What the forward left out at the far edge becomes output padding.
     seen = at.measure_extent(weight.shape[2:], gradient.shape[2:])
     rest = [size + 2 * padding - part for size, padding, part in zip(sizes, at.padding, seen, strict=True)]

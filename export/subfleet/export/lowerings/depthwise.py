@@ -106,10 +106,10 @@ def depthwise_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence
         met_cpq = g_cnp.transpose(1, 2) @ x_cnq
         met = met_cpq.reshape(outputs, p * q) @ bands_kqp.transpose(1, 2).reshape(count, -1).t()
         return met.reshape(outputs, 1, *kernel)
-    return _by_rows(inputs, gradient, kernel, at)
+    return _convolve_rows(inputs, gradient, kernel, at)
 
 
-def _by_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+def _convolve_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
     """Convolve every row of the input with every row of the gradient; 1-D has a single row."""
     (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
     multiple, rows, width = outputs // channels, sizes[0] if len(sizes) == 2 else 1, sizes[-1]

@@ -94,8 +94,8 @@ def _find_mixing_layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[floa
 
 
 def _describe_mixing(layer: str, so_that: str, remedy: str) -> str:
-    what = f"layer {layer!r}" if layer else "the network"
+    culprit = f"layer {layer!r}" if layer else "the network"
     return (
-        f"{what} mixes the samples of a batch, as a norm or a softmax over dimension 0 does, so {so_that}; "
+        f"{culprit} mixes the samples of a batch, as a norm or a softmax over dimension 0 does, so {so_that}; "
         f"{remedy}, or compute each sample separately"
     )

@@ -125,8 +125,8 @@ _CROSS_ENTROPY = ObjectiveRule(
     label_dtype="I64",
     label_shape=_label_shape(
         lambda rank: rank == 2,
-        "'cross_entropy' needs logits (batch, classes); 'next_token' is for those of tokens, 'dense_cross_entropy' for "
-        "those of pixels",
+        "'cross_entropy' needs logits (batch, classes); use 'next_token' for logits of tokens and "
+        "'dense_cross_entropy' for logits of pixels",
     ),
     count_mask=_index_mask,
     losses=_cross_entropies,
@@ -139,9 +139,9 @@ _SQUARED_ERROR = ObjectiveRule(
     losses=_squared_errors,
     correct=_none_correct,
 )
-_SEQUENCES = "'next_token' needs logits (batch, tokens, classes); use 'cross_entropy' for one class for each sample"
+_SEQUENCES = "'next_token' needs logits (batch, tokens, classes); 'cross_entropy' is for one class per sample"
 _PIXELS = (
-    "'dense_cross_entropy' needs logits (batch, height, width, classes); use 'cross_entropy' for one class of a sample"
+    "'dense_cross_entropy' needs logits (batch, height, width, classes); 'cross_entropy' is for one class per sample"
 )
 OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
     {

@@ -146,13 +146,13 @@ class TensorTies:
                 )
             if now[name] is not now[first]:
                 raise ExportError(
-                    f"the network replaces its buffer {name!r} while it runs, which was {first!r} too, but a program "
-                    "carries such a tensor as one; change it in place, as .copy_() does, or register two tensors"
+                    f"the network replaces its buffer {name!r} while it runs, which is the same tensor as {first!r}, "
+                    "but a program keeps them as one; change it in place, as .copy_() does, or register two tensors"
                 )
         for memory in self._memory:
             if memory.is_replaced:
                 raise ExportError(
-                    f"the network sets .data of its {memory.name!r} while it runs, which no program sees; change it in "
+                    f"the network sets .data of its {memory.name!r} while it runs, which is not traced; change it in "
                     "place under torch.no_grad(), as .copy_() does"
                 )
 
@@ -173,9 +173,9 @@ def _describe_change(name: str, old: Any) -> str:
         kind, compute = "tensor", ", and keep layers in nn.ModuleList or nn.ModuleDict" if "[" in name else ""
     elif isinstance(old, (int, float)):
         kind = "number"
-        compute = ", such as torch.zeros(()), compute with it as a tensor, and use torch.where in the place of if"
+        compute = ", such as torch.zeros(()), compute with it as a tensor, and use torch.where instead of if"
     elif old is None:
-        compute = " from the start, with a tensor of its shape in the place of None"
+        compute = " from the start, with a tensor of its shape instead of None"
     return (
         f"the network changes its {kind} {name!r} in forward, but from step to step a program keeps only parameters "
         f"and persistent buffers of torch.float32; make it a buffer with self.register_buffer{compute}, or do not "
@@ -183,7 +183,7 @@ def _describe_change(name: str, old: Any) -> str:
     )
 
 
-_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which each step is given anew"
+_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, whose numbers are new in each step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,14 +233,14 @@ def check_repeats(
     if traces.drew:
         raise ExportError(
             "the network uses Python's or NumPy's random numbers, but a program would repeat one draw in every step; "
-            f"{_DRAW}, and multiply by zeros and ones in the place of an if"
+            f"{_DRAW}, and multiply by zeros and ones instead of an if"
         )
     counted = next((effect for effect in changes if isinstance(effect.old, (int, float))), None)
     if counted is not None:
         raise ExportError(_describe_change(counted.name, counted.old))
     raise ExportError(
-        f"the network takes another value from {traces.sources[0]!r} in each run, but a program would repeat one in "
-        f"every step; count in a persistent buffer of torch.float32, or {_DRAW}"
+        f"the network reads a different value from {traces.sources[0]!r} in each run, but a program would repeat one "
+        f"in every step; count in a persistent buffer of torch.float32, or {_DRAW}"
     )
 
 
@@ -254,12 +254,12 @@ class _RepeatedRuns:
         self._buffers = list(buffers_of(module))
         self._training = training
 
-    def are_alike(self, inputs: Tensor, left: str | None = None) -> bool:
+    def are_alike(self, inputs: Tensor, carried: str | None = None) -> bool:
         """Return whether two runs do the same.
 
         Args:
             inputs: an example.
-            left: the name of the only state that the second run finds as the first one left it; None is all state.
+            carried: the name of the only state that the second run takes over from the first; None means all state.
         """
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = StateSnapshot(self._module)
@@ -267,8 +267,8 @@ class _RepeatedRuns:
         def run_twice(*tensors: Tensor) -> list[Tensor]:
             with SeededRandomness(0):
                 first = self._run(tensors[: len(own)])
-            if left is not None:
-                before.restore(excepted=left)
+            if carried is not None:
+                before.restore(excepted=carried)
             with SeededRandomness(0):
                 return [*first, *self._run(tensors[len(own) :])]
 

@@ -1,16 +1,16 @@
-"""Suggests replacements for operators that no program has, in terms of a network's author."""
+"""Suggests replacements for operators that programs lack, in the terms of a network's author."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 _ORDER = (
-    "take amax or amin for the largest or smallest value, or a softmax or logsumexp for a smooth choice; nothing that "
-    "programs have gives an order"
+    "use amax or amin for the largest or smallest value, or a softmax or logsumexp for a smooth choice; programs "
+    "cannot sort"
 )
 _ALGEBRA = (
-    "compute it once in __init__ where no weight is in it, or approximate it by products of matrices, as Newton-Schulz "
-    "steps do"
+    "compute it once in __init__ if it does not depend on weights, or approximate it by products of matrices, as "
+    "Newton-Schulz steps do"
 )
 _SPECIAL = "use functions made of exp, log, tanh and erf"
 _THREE = "use nn.Conv3d with a stride, or pool two of the dimensions after a reshape"

@@ -123,7 +123,7 @@ def read_torch_step(program: Program) -> Step:
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
         odd = {*step.inputs, *step.outputs} ^ {*program.manifest.inputs, *program.manifest.outputs}
         name = min(value.name for value in odd)
-        raise ProtocolError(f"the program's values are not those of its manifest, first {name!r:.80}")
+        raise ProtocolError(f"the program's values differ from its manifest, first in {name!r:.80}")
     return step
 
 

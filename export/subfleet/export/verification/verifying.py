@@ -205,7 +205,7 @@ def verify_trials(run: Run, trials: Iterable[Trial]) -> Verified:
             unseen = frozenset(distance.name for distance in first if not distance.is_seen)
             return Verified(max_abs_diff=_largest(passed), unseen=unseen)
     _check_distances(last if is_near else first, 0.0 if is_near else _allowed_jump(first))
-    raise ExportError("the program was compared with nothing; report it with the request")
+    raise ExportError("no run of the program could be compared; report it with the request")
 
 
 def _check_distances(distances: Sequence[Distance], jump: float = 0.0) -> None:
@@ -230,8 +230,8 @@ def _check_distances(distances: Sequence[Distance], jump: float = 0.0) -> None:
         # A clipped gradient changes the others: report the worst one.
         worst = max(failures, key=_excess)
         raise ExportError(
-            f"the program's {worst.name!r} is off by {worst.own:.1e} of {worst.size:.1e}, but may be by "
-            f"{worst.limit:.1e} at most, as PyTorch's single precision is by {worst.eager:.1e}; nothing was "
+            f"the program's {worst.name!r} is off by {worst.own:.1e} of {worst.size:.1e}, but at most "
+            f"{worst.limit:.1e} is allowed (PyTorch in single precision is off by {worst.eager:.1e}); nothing was "
             "written, report it with the request"
         )
 

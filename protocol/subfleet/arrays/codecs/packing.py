@@ -80,14 +80,14 @@ def unpack_marks(packed: Bytes, count: int, size: int) -> Marks:
     marked = np.flatnonzero(_check_count(np.unpackbits(packed[:split], count=high).view(np.bool_), count))
     positions = (marked - np.arange(count) << low) + unpack(packed[split:], low, count)
     if positions[-1] >= size or (positions[1:] <= positions[:-1]).any():
-        raise ProtocolError(f"packed positions must rise and stay below {size}, but these do not")
+        raise ProtocolError(f"packed positions must be strictly increasing and below {size}")
     return _mark(positions, size)
 
 
 def _check_count(marks: Marks, count: int) -> Marks:
     marked = int(np.count_nonzero(marks))
     if marked != count:
-        raise ProtocolError(f"packed marks are {marked}, but must be {count}")
+        raise ProtocolError(f"the number of packed marks is {marked}, but must be {count}")
     return marks
 
 

@@ -78,7 +78,7 @@ class ReplayedRandomness(TorchFunctionMode):
         """
         if self._left:
             raise ExportError(
-                f"the network took {len(self._left)} fewer random inputs than its step; its forward must always do the "
+                f"the network used {len(self._left)} fewer random inputs than its step; its forward must always do the "
                 "same, and a layer that draws needs an entry in subfleet.export.steps.reference.replayed_randomness"
             )
 
@@ -89,7 +89,7 @@ class ReplayedRandomness(TorchFunctionMode):
             ExportError: there is none.
         """
         if not self._left:
-            raise ExportError("the network asks for more randomness than its step; its forward must always do the same")
+            raise ExportError("the network uses more random inputs than its step; its forward must always do the same")
         random = self._left.pop(0)
         self._drawn.setdefault(self._layers[-1], []).append(random)
         return random
@@ -119,7 +119,7 @@ class ReplayedRandomness(TorchFunctionMode):
                 random = self.select_real(random, dim)
         if random.shape != tuple(shape):
             raise ExportError(
-                f"the network draws numbers of the shape {tuple(shape)}, but its step of {tuple(random.shape)}; its "
+                f"the network draws numbers of the shape {tuple(shape)}, but its step draws {tuple(random.shape)}; its "
                 "forward must do the same in every run"
             )
         return random

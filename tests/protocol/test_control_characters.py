@@ -21,9 +21,9 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.messages import MESSAGES, Ack, Message, Presence, Profile, Refusal, decode, encode
 from subfleet.protocol.schema import to_plain
-from subfleet.protocol.text import FREE_TEXTS, escape, make_printable, may_act
+from subfleet.protocol.text import FREE_TEXTS, escape, make_printable, may_have_control_characters
 
-ACTS = [
+CONTROL_CHARACTERS = [
     *map(chr, (*range(1, 32), *range(127, 160))),
     *map(chr, (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))),
 ]
@@ -85,53 +85,53 @@ def has_text_in(known: set[str], name: str, message: Message) -> bool:
     return name in fields_used(message, known)
 
 
-def check_texts(message: Message, acts: str, *, ascii_only: bool) -> None:
+def check_texts(message: Message, control: str, *, ascii_only: bool) -> None:
     """A control character at the end of any text of a message is refused, or replaced by a space."""
     plain = {"schema": 3, "kind": message.KIND, **to_plain(message)}
     for path, text in iter_texts(plain):
-        payload = json.dumps(replace_text(plain, path, f"{text}{acts}"), ensure_ascii=ascii_only).encode()
+        payload = json.dumps(replace_text(plain, path, f"{text}{control}"), ensure_ascii=ascii_only).encode()
         try:
             received = decode(payload)
         except ProtocolError as error:
-            assert acts not in str(error)  # noqa: PT017 - either is right
+            assert control not in str(error)  # noqa: PT017 - either is right
         else:
             assert FREE_TEXTS.intersection(map(str, path)), f"{path} is a name"
-            assert acts not in join_texts(received)
+            assert control not in join_texts(received)
 
 
 @pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MESSAGES))
-def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:
+def test_every_text_of_every_message_is_refused_or_shown_without_control_characters(kind: str) -> None:
     known, checked_fields = set(find_text_fields(MESSAGES[kind])), set[str]()
 
     @examples(40, suppress_health_check=list(HealthCheck))
-    @given(message=MESSAGE_STRATEGIES[kind], acts=st.sampled_from(ACTS), ascii_only=st.booleans())
-    def check(message: Message, acts: str, ascii_only: bool) -> None:
-        check_texts(message, acts, ascii_only=ascii_only)
+    @given(message=MESSAGE_STRATEGIES[kind], control=st.sampled_from(CONTROL_CHARACTERS), ascii_only=st.booleans())
+    def check(message: Message, control: str, ascii_only: bool) -> None:
+        check_texts(message, control, ascii_only=ascii_only)
         checked_fields.update(fields_used(message, known))
 
     check()
     for name in sorted(known - checked_fields):  # rarely drawn
         rare = find(MESSAGE_STRATEGIES[kind], partial(has_text_in, known, name))
-        check_texts(rare, ACTS[0], ascii_only=True)
+        check_texts(rare, CONTROL_CHARACTERS[0], ascii_only=True)
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
-@pytest.mark.parametrize("acts", ACTS)
-def test_no_coding_of_json_hides_what_acts(acts: str, coding: str) -> None:
+@pytest.mark.parametrize("control", CONTROL_CHARACTERS)
+def test_no_coding_of_json_hides_control_characters(control: str, coding: str) -> None:
     plain = json.loads(encode(Presence(client_id="pi", session_id="s", online=False)))
     for ascii_only in (True, False):
-        payload = json.dumps({**plain, "session_id": acts, "reason": f"a{acts}b"}, ensure_ascii=ascii_only)
+        payload = json.dumps({**plain, "session_id": control, "reason": f"a{control}b"}, ensure_ascii=ascii_only)
         with pytest.raises(ProtocolError):
             decode(payload.encode(coding))
-    payload = json.dumps({**plain, "reason": f"a{acts}b"}, ensure_ascii=False)
+    payload = json.dumps({**plain, "reason": f"a{control}b"}, ensure_ascii=False)
     received = decode(payload.encode(coding))
     assert isinstance(received, Presence)
     assert received.reason == "a b"
 
 
-def test_texts_for_people_keep_all_but_what_acts() -> None:
+def test_texts_for_people_keep_all_but_control_characters() -> None:
     refusal = Refusal(
         task_id="t",
         run_id="r",
@@ -165,7 +165,7 @@ def test_a_message_that_is_too_deep_is_no_message() -> None:
 
 
 def test_messages_without_escapes_are_not_searched() -> None:
-    assert not may_act(b'{"schema":3,"kind":"claim","holder":"~ }"}')
+    assert not may_have_control_characters(b'{"schema":3,"kind":"claim","holder":"~ }"}')
 
 
 def test_control_characters_are_escaped_and_nothing_else_changes() -> None:
@@ -174,21 +174,21 @@ def test_control_characters_are_escaped_and_nothing_else_changes() -> None:
     assert make_printable("a\x1b\nb") == "a  b"
 
 
-@pytest.mark.parametrize("acts", ACTS)
-def test_no_line_of_a_log_acts(acts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("control", CONTROL_CHARACTERS)
+def test_no_line_of_a_log_contains_control_characters(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, root = io.StringIO(), logging.getLogger()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
     log_to_standard_error(logging.INFO, form="%(levelname)s %(message)s")
     log = logging.getLogger("subfleet.anything")
-    log.info("task %s: %s", f"t{acts}", f"{acts}[2J")
-    log.warning("failed", exc_info=ValueError(f"a library says {acts}"), stack_info=True)
+    log.info("task %s: %s", f"t{control}", f"{control}[2J")
+    log.warning("failed", exc_info=ValueError(f"a library says {control}"), stack_info=True)
     logging.getLogger("library").info("nobody asked")
     written = stream.getvalue()
     assert written.startswith(
-        f"INFO task t{escape(acts)}: {escape(acts)}[2J\nWARNING failed\nValueError: a library says "
+        f"INFO task t{escape(control)}: {escape(control)}[2J\nWARNING failed\nValueError: a library says "
     )
     assert "Stack (most recent call last)" in written
     assert "nobody asked" not in written
-    assert acts in "\n\t" or acts not in written
+    assert control in "\n\t" or control not in written
