@@ -53,8 +53,6 @@ names = st.sampled_from(CLIENTS)
 
 class Fleet(RuleBasedStateMachine):
     every_context: Sequence[RunContext]
-    repeats_steps = True
-    """Whether each step is computed twice, with the same result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,8 +74,7 @@ class Fleet(RuleBasedStateMachine):
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
         self.state, actions = step(self.context, before, event, self.now_s)
-        if self.repeats_steps:
-            assert step(self.context, before, event, self.now_s) == (self.state, actions)
+        assert step(self.context, before, event, self.now_s) == (self.state, actions)
         for action in actions:
             self.perform(action)
         return actions

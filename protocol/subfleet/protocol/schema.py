@@ -39,7 +39,7 @@ as they were."""
 # JSON can contain lone surrogates, which UTF-8 cannot encode, and NUL, which databases refuse.
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
-_SCALARS = frozenset((bool, float, int, str, type(None)))
+_PLAIN = frozenset((bool, float, int, str, type(None)))
 _ALWAYS = object()
 """In place of a default: the field is written whatever its value."""
 
@@ -52,7 +52,7 @@ MAX_TEXT_CHARACTERS = 4096
 def to_plain(value: Any) -> Any:
     """Convert a dataclass to dicts, lists, strings and numbers. Union members have their name under their tag."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in _PLAIN:
         return value
     if dataclasses.is_dataclass(kind):
         plain = _build_tag(kind)
