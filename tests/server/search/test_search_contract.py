@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import examples
 from server.search.search_cases import (
     OTHER_TARGET,
     SPACE,
@@ -175,7 +176,7 @@ def test_a_wider_budget_never_gets_fewer_parameters(name: str, queries: tuple[Qu
 
 @pytest.mark.slow
 @EVERY
-@settings(deadline=None, max_examples=60)
+@examples(20, deadline=None)
 @given(query=any_query())
 def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(name: str, query: Query) -> None:
     fits_known = [fit for index in index_each(name) if (fit := index.best(query)) is not None]
