@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from subfleet.arrays import encode_arrays
-from subfleet.device.trial_process import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, make_trial_job, name_program_file
+from subfleet.device.runtime_trial import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, make_trial_job, name_program_file
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.export.programs import export_program

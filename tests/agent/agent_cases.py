@@ -4,17 +4,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from subfleet.agent.actions import Action, Measure, MeasureForRound, MeasureForTask, Weigh
-from subfleet.agent.events import (
-    BlobArrived,
-    EvaluationEnded,
-    Event,
-    LinkUp,
-    Measured,
-    Received,
-    ScoringEnded,
-    TrainingEnded,
-    Weighed,
-)
+from subfleet.agent.events import BlobArrived, Event, LinkUp, Measured, Received, Weighed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, TrainingEnded
 from subfleet.agent.states import AgentSettings, AgentState, Saved
 from subfleet.agent.stepping import start, step
 from subfleet.protocol.blobs import BlobRef

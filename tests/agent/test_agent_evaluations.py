@@ -17,7 +17,7 @@ from agent.agent_cases import (
 )
 
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.messages import Ack, Evaluated, Refusal, Task, Update
 from subfleet.protocol.schema import from_plain, to_plain

@@ -16,7 +16,7 @@ from agent.agent_cases import (
 )
 
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
-from subfleet.agent.events import ScoringEnded
+from subfleet.agent.outcomes import ScoringEnded
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Ack, Scores, Task, Update, decode, encode
 

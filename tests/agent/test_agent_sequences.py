@@ -9,20 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from matrices import examples
 
 from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, PlaceModels, Save, Settle, StartWork, Weigh
-from subfleet.agent.events import (
-    BlobArrived,
-    BlobFailed,
-    Event,
-    LinkDown,
-    LinkUp,
-    ModelsPlaced,
-    Received,
-    ScoringEnded,
-    Stopping,
-    TimePassed,
-    TrainingEnded,
-    WorkFailed,
-)
+from subfleet.agent.events import BlobArrived, BlobFailed, Event, LinkDown, LinkUp, Received, Stopping, TimePassed
+from subfleet.agent.outcomes import ModelsPlaced, ScoringEnded, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import Ack, Message, Refusal, RoundInfo, Scores, Task, Update

@@ -33,16 +33,8 @@ from subfleet.agent.actions import (
     StartWork,
     StopWork,
 )
-from subfleet.agent.events import (
-    BlobArrived,
-    BlobFailed,
-    LinkDown,
-    LinkUp,
-    ModelsPlaced,
-    TimePassed,
-    TrainingEnded,
-    WorkFailed,
-)
+from subfleet.agent.events import BlobArrived, BlobFailed, LinkDown, LinkUp, TimePassed
+from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Ack, Deployed, Presence, Profile, Refusal, Telemetry, Update, decode, encode
 from subfleet.protocol.reasons import RefusalReason

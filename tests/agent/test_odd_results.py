@@ -7,7 +7,7 @@ import pytest
 from agent.agent_cases import RESULT, blob, connected_agent, find_action, train_task
 
 from subfleet.agent.actions import Keep
-from subfleet.agent.events import TrainingEnded
+from subfleet.agent.outcomes import TrainingEnded
 from subfleet.protocol.messages import Refusal
 
 

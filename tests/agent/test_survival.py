@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from matrices import examples
 
 from subfleet.agent.actions import StartWork
-from subfleet.agent.events import Stopping, WorkFailed
+from subfleet.agent.events import Stopping
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.agent.states import Saved
 from subfleet.agent.survival import Begun, Ceiling, Survival
 from subfleet.protocol.errors import ProtocolError

@@ -13,7 +13,6 @@ ALLOWED = {
     "aten.*": "an operator of PyTorch is called as in its schema, which may begin with an underscore",
     "Tensor._make_wrapper_subclass": "PyTorch has no other way to make a tensor that wraps another one",
     "torch.utils._python_dispatch": "PyTorch has its dispatch modes there alone",
-    "torch.utils._pytree": "PyTorch has its functions on nested arguments there alone",
     "torch._subclasses.functional_tensor": "the product traces with it, and is compared with PyTorch's own tracer",
 }
 """Patterns of private names of libraries, with the reason why tests need each."""

@@ -51,5 +51,6 @@ def write_packages(folder: Path, packages: Mapping[str, str]) -> dict[str, str]:
         path = packages_folder / name if name.endswith(".py") else packages_folder / name / "__init__.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    search_path = os.pathsep.join(filter(None, [str(packages_folder), os.environ.get("PYTHONPATH")]))
     # Results that are cached for the real packages stay untouched.
-    return {**os.environ, "PYTHONPATH": str(packages_folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    return {**os.environ, "PYTHONPATH": search_path, "XDG_CACHE_HOME": str(folder / "cache")}

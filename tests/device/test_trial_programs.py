@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from subfleet.arrays import decode_arrays
-from subfleet.device.trial_process import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, name_program_file
+from subfleet.device.runtime_trial import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, name_program_file
 from subfleet.export.request_steps import training_step_of
 from subfleet.protocol.programs import decode_program
 from subfleet.tasks import read_dataset

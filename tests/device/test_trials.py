@@ -11,7 +11,7 @@ from export.oldest import OLDEST, needs_oldest
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
 from subfleet.device.runtimes import try_once
-from subfleet.device.trials import TrialResult, explain_death, try_package, try_runtime
+from subfleet.device.trials import TrialResult, explain_death, try_packages, try_runtime
 from subfleet.protocol.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
@@ -90,14 +90,31 @@ def test_a_runtime_that_hangs_is_given_up(package_folder: Path) -> None:
 
 def test_a_package_that_is_missing_is_not_broken(package_folder: Path) -> None:
     write_packages(package_folder, {"sitecustomize.py": broken.hide_modules("onnxruntime", "psutil")})
-    for trial in (try_runtime("onnx", "cpu"), try_package("psutil", "psutil")):
+    for trial in (try_runtime("onnx", "cpu"), try_packages({"psutil": "psutil"})["psutil"]):
         assert (trial.works, trial.broken, trial.code) == (False, False, ExitCode.MISSING_EXTRA)
         assert "pip install 'subfleet[edge]'" in trial.remedy
 
 
 def test_output_of_a_package_does_not_disturb_the_trial(package_folder: Path) -> None:
     write_packages(package_folder, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
-    assert try_package("psutil", "psutil").works
+    assert try_packages({"psutil": "psutil"})["psutil"].works
+
+
+def test_a_package_that_ends_its_process_leaves_the_trials_of_the_others(package_folder: Path) -> None:
+    write_packages(package_folder, {"broken_board": broken.ABORTING, "broken_chip": broken.RAISING})
+    modules = {
+        "json": "json",
+        "chip": "broken_chip",
+        "board": "broken_board",
+        "last": "broken_board",
+        "psutil": "psutil",
+    }
+    results = try_packages(modules)
+    assert list(results) == list(modules)
+    assert [result.works for result in results.values()] == [True, False, False, False, True]
+    assert "broken_board aborted (SIGABRT: terminate called: no such device)" in results["board"].text
+    assert "broken_board aborted" in results["last"].text
+    assert "libboard.so.8" in results["chip"].text
 
 
 def test_every_installed_runtime_trains_as_pytorch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
 
-from subfleet.agent.events import ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import ScoringEnded, WorkFailed
 from subfleet.agent.states import Saved
 from subfleet.edge_client.store import KEPT_RUNS, AgentStore
 from subfleet.edge_client.task_work import TrainingOutput

@@ -10,7 +10,7 @@ from subfleet.edge_client.doctor import DoctorOptions, examine
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.transport.address import BrokerOptions
 
-pytestmark = [pytest.mark.slow, pytest.mark.broker]
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.usefixtures("healthy")]
 
 
 def test_each_limit_of_a_broker_is_a_finding_with_its_remedy(tmp_path: Path) -> None:

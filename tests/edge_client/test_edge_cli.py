@@ -18,7 +18,7 @@ from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
 from subfleet.device.trials import TrialResult
 from subfleet.device_profiles.logs import read_log
-from subfleet.edge_client import cli, doctor
+from subfleet.edge_client import cli
 from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.store import AgentStore, find_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
@@ -40,13 +40,6 @@ def _quiet_root_logger() -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
-
-
-@pytest.fixture
-def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every trial of doctor succeeds without a child process; other tests cover the trials."""
-    monkeypatch.setattr(doctor, "try_package", lambda module, name: TrialResult(text="9.9"))
-    monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: TrialResult(text=f"{name} for {provider}"))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from agent.agent_cases import EVALUATION, announce, evaluate_task
 from edge_client.fleet_rig import WEIGHTS, FakeTrainer, Rig
 
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, SubfleetError

@@ -164,7 +164,14 @@ def test_doctor_accepts_a_boards_own_build_under_any_name(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [(broken.RAISING, "libboard.so.8"), (broken.ABORTING, "SIGABRT"), (broken.DYING.format(number="SIGILL"), "SIGILL")],
+    mostly_long(
+        [
+            (broken.RAISING, "libboard.so.8"),
+            (broken.ABORTING, "SIGABRT"),
+            (broken.DYING.format(number="SIGILL"), "SIGILL"),
+        ],
+        (broken.ABORTING, "SIGABRT"),
+    ),
     ids=["raises", "aborts", "dies"],
 )
 def test_a_broken_runtime_is_reported_and_join_uses_one_that_works(tmp_path: Path, fault: str, words: str) -> None:

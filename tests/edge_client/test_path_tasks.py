@@ -16,7 +16,7 @@ from agent.agent_cases import (
 from edge_client.fleet_rig import Rig
 
 from subfleet.agent.actions import Keep
-from subfleet.agent.events import EvaluationEnded, TrainingEnded
+from subfleet.agent.outcomes import EvaluationEnded, TrainingEnded
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Update

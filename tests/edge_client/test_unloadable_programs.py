@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from agent.agent_cases import score_task
 
-from subfleet.agent.events import ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import ScoringEnded, WorkFailed
 from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.errors import LoadError, TrainingError
 from subfleet.protocol.evaluating import EvaluationResult

@@ -19,7 +19,7 @@ from subfleet.settings.run import Run
 pytestmark = pytest.mark.slow
 
 SMALL = (
-    *("rounds=2", "training.epochs=1", "data.name=digits", "data.samples=300", "data.test_samples=100"),
+    *("rounds=2", "training.epochs=1", "data.name=digits", "data.samples=120", "data.test_samples=50"),
     *("data.partition.min_samples=2", "model.input_shape=[1, 8, 8]", 'targets=["torch"]'),
     *(f"fleet.devices.{index}.runtime=torch" for index in range(6)),
     "memory_overhead_bytes={ torch = 0 }",

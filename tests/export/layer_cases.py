@@ -111,15 +111,13 @@ def _function(shape: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> C
 
 _ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.ELU,
-    nn.Softplus, nn.Mish, nn.PReLU, nn.LogSigmoid, nn.Softshrink,
+    nn.Softplus, nn.PReLU, nn.LogSigmoid, nn.Softshrink,
 )  # fmt: skip
 BRANCHES: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = MappingProxyType(
     {
         "activations": {
             **{layer.__name__: _around(ROW, layer) for layer in _ACTIVATIONS},
             "GELU tanh": _around(ROW, partial(nn.GELU, approximate="tanh")),
-            "ReLU6 in place": _around(ROW, partial(nn.ReLU6, inplace=True)),
-            "SiLU in place": _around(ROW, partial(nn.SiLU, inplace=True)),
             "Softmax": _around(IMAGE, partial(nn.Softmax, dim=1)),
             "LogSoftmax": _around(ROW, partial(nn.LogSoftmax, dim=1)),
         },
@@ -160,7 +158,6 @@ BRANCHES: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = MappingProxyType
             "CircularPad1d": _around(LINE, partial(nn.CircularPad1d, 1)),
             "slices": _function(IMAGE, lambda x: x[:, 1:3, ::2] + x[:, -1:, 1:4]),
             "chunks": _function(IMAGE, lambda x: torch.stack([part * part for part in x.chunk(2, 1)], 1)),
-            "chosen": _function(IMAGE, lambda x: x[:, [0, 2, 2]] + x[:, 1:2].flip(3)),
             "PixelShuffle": _around(IMAGE, partial(nn.PixelShuffle, 2)),
             "Upsample nearest": _around(IMAGE, partial(nn.Upsample, scale_factor=2)),
             "Upsample bilinear": _around(IMAGE, partial(nn.Upsample, scale_factor=2, mode="bilinear")),
@@ -189,6 +186,13 @@ BRANCHES: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = MappingProxyType
             "LSTM of both directions": _around(SEQUENCE, partial(nn.LSTM, 8, 3, batch_first=True, bidirectional=True)),
             "GRU": _around(SEQUENCE, partial(nn.GRU, 8, 4, batch_first=True)),
             "RNN": _around(SEQUENCE, partial(nn.RNN, 8, 4, batch_first=True)),
+        },
+        # Changes in place and numbers made on the way, which take PyTorch's slow tracer for everything beside them.
+        "traced by PyTorch": {
+            "Mish": _around(ROW, nn.Mish),
+            "ReLU6 in place": _around(ROW, partial(nn.ReLU6, inplace=True)),
+            "SiLU in place": _around(ROW, partial(nn.SiLU, inplace=True)),
+            "chosen": _function(IMAGE, lambda x: x[:, [0, 2, 2]] + x[:, 1:2].flip(3)),
         },
     }
 )

@@ -1,14 +1,19 @@
-"""Runs one ONNX program: python old_runtime.py <program> <inputs.npz> <outputs.npz>; prints the runtime's version."""
+"""Runs ONNX programs: python old_runtime.py <folder> <name>...; prints the runtime's version.
+
+Each program is <name>.onnx in the folder, its inputs <name>.inputs.npz; its outputs become <name>.outputs.npz.
+"""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
-program, inputs, outputs = sys.argv[1:]
-session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
-names = [value.name for value in session.get_outputs()]
-with np.load(inputs) as arrays:
-    results = session.run(names, dict(arrays))
-np.savez(outputs, **dict(zip(names, results, strict=True)))
+folder = Path(sys.argv[1])
+for name in sys.argv[2:]:
+    session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    with np.load(folder / f"{name}.inputs.npz") as arrays:
+        results = session.run(names, dict(arrays))
+    np.savez(folder / f"{name}.outputs.npz", **dict(zip(names, results, strict=True)))
 sys.stdout.write(onnxruntime.__version__)

@@ -1,4 +1,4 @@
-"""Run programs on the oldest supported ONNX Runtime, in a separate process."""
+"""Run programs on the oldest supported ONNX Runtime, in one separate process."""
 
 import os
 import subprocess
@@ -19,16 +19,22 @@ needs_oldest = pytest.mark.skipif(
 )
 
 
-def run_on_oldest(body: bytes, fed: Mapping[str, npt.NDArray[Any]], folder: Path) -> dict[str, npt.NDArray[Any]]:
-    """Run a program once; return its outputs by name."""
-    program, inputs, outputs = (folder / part for part in ("program.onnx", "inputs.npz", "outputs.npz"))
-    program.write_bytes(body)
-    np.savez(inputs, **fed)  # type: ignore[arg-type]  # no input is called allow_pickle, its only keyword
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def run_on_oldest(programs: Mapping[str, tuple[bytes, Arrays]], folder: Path) -> dict[str, Arrays]:
+    """Run programs with their inputs once each, all in one process; return the outputs of each by name."""
+    for name, (body, inputs) in programs.items():
+        (folder / f"{name}.onnx").write_bytes(body)
+        np.savez(folder / f"{name}.inputs.npz", **inputs)  # type: ignore[arg-type] # no input is called allow_pickle
     version = subprocess.check_output(
-        [sys.executable, str(SCRIPT), str(program), str(inputs), str(outputs)],
+        [sys.executable, str(SCRIPT), str(folder), *programs],
         env={**os.environ, "PYTHONPATH": str(OLDEST)},
         text=True,
     )
     assert version == "1.23.2"
-    with np.load(outputs) as arrays:
-        return dict(arrays)
+    outputs: dict[str, Arrays] = {}
+    for name in programs:
+        with np.load(folder / f"{name}.outputs.npz") as arrays:
+            outputs[name] = dict(arrays)
+    return outputs

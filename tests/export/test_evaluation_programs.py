@@ -9,6 +9,7 @@ from elastic.elastic_cases import CONVOLUTIONAL
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from matrices import mostly_long
+from shared_programs import program_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,14 +17,14 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.network import Family
 from subfleet.export.programs import export_program, write_program
 from subfleet.export.requests import EvaluateRequest
-from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
+from subfleet.export.steps import SampleSpec, Step, evaluation_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.targets.torch import read_torch_step
 from subfleet.export.verification.verifying import seeded_generator, verify_evaluation
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program
-from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from subfleet.protocol.training import ObjectiveSettings
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -141,13 +142,7 @@ def test_nothing_is_carried_and_the_module_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_no_step_is_paid_for(target: str) -> None:
     """Weights are held once, and there is no gradient and no state."""
-    model = build_module(network_of(RESNET), largest(RESNET))
-    sample = SampleSpec(shape=RESNET.input_shape)
-    trained = write_program(
-        training_step(model, sample, batch_size=BATCH, objective=ObjectiveSettings(), optimiser=OptimiserSettings()),
-        target=target,
-        program_id="trained",
-    )
+    trained = program_of(train_request(target, RESNET, batch_size=BATCH))
     memory = export_program(request(target, RESNET)).manifest.memory
     assert memory.optimiser_bytes == 0
     assert 2 * memory.weights_bytes == trained.manifest.memory.weights_bytes

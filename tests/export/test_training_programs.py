@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from export.export_cases import CASES, FULL_SGD, MLP, PLAIN, RESNET, largest, step_of, train_request
+from matrices import crossed
 from safetensors.torch import save_file
 from shared_programs import program_of
 
@@ -38,8 +39,9 @@ def example_of(request: TrainRequest, seed: int = 7) -> dict[str, torch.Tensor]:
 _OPERATORS_OF_ALL = {"onnx": {"Mul", "Sub"}, "executorch": {"XnnpackBackend", "aten::eq.Tensor_out"}}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("target", TARGET_NAMES)
+@pytest.mark.parametrize(
+    ("case", "target"), crossed(CASES, TARGET_NAMES, "resnet largest", "ungrouped resnet scattered", "mlp largest")
+)
 def test_a_program_is_the_step(target: str, case: str) -> None:
     model, architecture = CASES[case]
     request = train_request(target, model, architecture=architecture)

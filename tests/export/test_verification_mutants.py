@@ -209,7 +209,6 @@ def is_caught(trained: Trained, known: list[Trial], mutation: Mutation) -> bool:
     mostly_long(
         product((*MUTATIONS, "swapped"), TARGET_NAMES),
         ("scaled", "onnx"),
-        ("zeroed", "onnx"),
         ("swapped", "executorch"),
     ),
 )

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILE = """
 name = "outside"
 rounds = 1
+rates = [1.0]
 targets = ["onnx"]
 deploy_targets = []
 
@@ -83,23 +84,28 @@ calm = waves:raising
 floors = tower:Tower
 digits = waves:waves
 """
+# Each in one process for all its questions, so that modules are imported once.
 READING = """
-import sys
+import json, sys
 from subfleet.settings.reading import read_run
-try:
-    run = read_run(sys.argv[1])
-    print(run.method, run.model)
-except Exception as error:
-    print(type(error).__name__, error)
+def answer(path):
+    try:
+        run = read_run(path)
+        return f"{run.method} {run.model}"
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+print(json.dumps([answer(path) for path in sys.argv[1:]]))
 assert "torch" not in sys.modules, "torch was loaded"
 """
 SAMPLES = """
-import sys
+import json, sys
 from subfleet.tasks import read_dataset
-try:
-    print(len(read_dataset(sys.argv[1])))
-except Exception as error:
-    print(type(error).__name__, error)
+def answer(source):
+    try:
+        return f"{len(read_dataset(source))}"
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+print(json.dumps([answer(source) for source in sys.argv[1:]]))
 assert "subfleet.tasks.published" not in sys.modules, "readers of ours were loaded"
 """
 
@@ -148,11 +154,18 @@ def _run(*arguments: str, packages: tuple[Path, ...], **variables: str) -> str:
     return process.stdout
 
 
+def _ask(program: str, *questions: str, packages: tuple[Path, ...]) -> list[str]:
+    """The answers of READING or SAMPLES."""
+    answers: list[str] = json.loads(_run("-c", program, *questions, packages=packages))
+    return answers
+
+
 def _write_run_file(folder: Path, *changes: tuple[str, str]) -> str:
     text = FILE
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
+    folder.mkdir(exist_ok=True)
     path = folder / "run.toml"
     path.write_text(text)
     return str(path)
@@ -160,26 +173,23 @@ def _write_run_file(folder: Path, *changes: tuple[str, str]) -> str:
 
 @pytest.mark.slow
 def test_a_run_names_extensions_like_built_in_ones_and_loads_no_torch(package: Path, tmp_path: Path) -> None:
-    output = _run("-c", READING, _write_run_file(tmp_path), packages=(package,))
-    assert output == "Lottery(least=1) Tower(input_shape=(64,), class_count=10, floors=2, width=8)\n"
+    (answer,) = _ask(READING, _write_run_file(tmp_path), packages=(package,))
+    assert answer == "Lottery(least=1) Tower(input_shape=(64,), class_count=10, floors=2, width=8)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
+def test_errors_are_as_clear_as_for_built_in_ones(package: Path, tmp_path: Path) -> None:
+    cases = [
         ('type = "lottery"', 'type = "lotery"', "did you mean 'lottery'?"),
         ('family = "tower"', 'family = "towr"', "did you mean 'tower'?"),
         ("least = 1", "least = -1", "method.least is -1, but must be 0 or more"),
         ("least = 1", "leest = 1", "method.leest is an unknown key; did you mean 'least'?"),
         ("floors = 2", "", "model.floors is missing"),
         ("floors = 2", "floors = 0", "model.floors is 0, but must be 1 or more"),
-    ],
-)
-def test_errors_are_as_clear_as_for_built_in_ones(
-    package: Path, tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    assert message in _run("-c", READING, _write_run_file(tmp_path, (old, new)), packages=(package,))
+    ]
+    files = [_write_run_file(tmp_path / f"{index}", case[:2]) for index, case in enumerate(cases)]
+    for (_, _, message), answer in zip(cases, _ask(READING, *files, packages=(package,)), strict=True):
+        assert message in answer
 
 
 @pytest.mark.slow
@@ -202,7 +212,8 @@ def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package:
 def test_a_broken_package_affects_nothing_else(package: Path, broken_package: Path, tmp_path: Path) -> None:
     packages = (broken_package, package)
     assert "Usage" in _run("-m", "subfleet.cli.main", "--help", packages=packages)
-    assert "Lottery(least=1)" in _run("-c", READING, _write_run_file(tmp_path), packages=packages)
+    (answer,) = _ask(READING, _write_run_file(tmp_path), packages=packages)
+    assert "Lottery(least=1)" in answer
     listed = json.loads(_run("-m", "subfleet.cli.main", "methods", "--json", packages=packages))
     assert listed["lottery"]["status"] == "exact"
     assert listed["absent"].keys() == listed["lottery"].keys()
@@ -215,9 +226,10 @@ def test_a_broken_package_affects_nothing_else(package: Path, broken_package: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
+def test_a_broken_extension_is_one_sentence_where_it_is_named(
+    package: Path, broken_package: Path, tmp_path: Path
+) -> None:
+    cases = [
         ('type = "lottery"\nleast = 1', 'type = "absent"', "ModuleNotFoundError: No module named"),
         ('type = "lottery"\nleast = 1', 'type = "fedavg"', "uninstall all but one"),
         (
@@ -225,15 +237,13 @@ def test_a_broken_package_affects_nothing_else(package: Path, broken_package: Pa
             'family = "lopsided"',
             "family 'lopsided', which is tower:Lottery of package broken-things",
         ),
-    ],
-)
-def test_a_broken_extension_is_one_sentence_where_it_is_named(
-    package: Path, broken_package: Path, tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    output = _run("-c", READING, _write_run_file(tmp_path, (old, new)), packages=(broken_package, package))
-    assert output.startswith("ConfigError")
-    assert message in output
-    assert len(output.splitlines()) == 1
+    ]
+    files = [_write_run_file(tmp_path / f"{index}", case[:2]) for index, case in enumerate(cases)]
+    answers = _ask(READING, *files, packages=(broken_package, package))
+    for (_, _, message), answer in zip(cases, answers, strict=True):
+        assert answer.startswith("ConfigError")
+        assert message in answer
+        assert len(answer.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -243,33 +253,30 @@ def test_data_sets_of_another_package_are_listed_shown_and_read(package: Path) -
     assert (listed["waves"]["summary"], listed["waves"]["files"]) == ("drawn numbers", "installed")
     assert listed["waves"].keys() == listed["mnist"].keys()
     assert json.loads(_run(*command, "show", "waves", "--json", packages=(package,)))["train"]["samples"] == 80
-    assert _run("-c", SAMPLES, "waves:test", packages=(package,)) == "40\n"
-    assert "did you mean 'waves'?" in _run("-c", SAMPLES, "wavs:test", packages=(package,))
+    read, misspelt = _ask(SAMPLES, "waves:test", "wavs:test", packages=(package,))
+    assert read == "40"
+    assert "did you mean 'waves'?" in misspelt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_a_broken_data_set_is_one_sentence_where_it_is_named(package: Path, broken_package: Path) -> None:
+    cases = [
         ("lost", "ModuleNotFoundError: No module named"),
         ("ripples", "its name is 'waves', but must be 'ripples'"),
         ("calm", "ValueError: no waves today"),
         ("floors", "TypeError"),
         ("digits", "uninstall all but one"),
-    ],
-)
-def test_a_broken_data_set_is_one_sentence_where_it_is_named(
-    package: Path, broken_package: Path, name: str, reason: str
-) -> None:
+    ]
     packages = (package, broken_package)
-    output = _run("-c", SAMPLES, f"{name}:test", packages=packages)
-    assert output.startswith(f"DataError data source '{name}:test': data set '{name}'")
-    assert reason in output
-    assert len(output.splitlines()) == 1
+    answers = _ask(SAMPLES, *(f"{name}:test" for name, _ in cases), packages=packages)
     listed = json.loads(_run("-m", "subfleet.cli.main", "data", "list", "--json", packages=packages))
-    assert listed[name].keys() == listed["waves"].keys()
-    assert listed[name]["files"] == "broken"
-    assert reason in listed[name]["summary"]
+    for (name, reason), answer in zip(cases, answers, strict=True):
+        assert answer.startswith(f"DataError data source '{name}:test': data set '{name}'")
+        assert reason in answer
+        assert len(answer.splitlines()) == 1
+        assert listed[name].keys() == listed["waves"].keys()
+        assert listed[name]["files"] == "broken"
+        assert reason in listed[name]["summary"]
     assert listed["waves"]["files"] == "installed"
 
 

@@ -18,11 +18,15 @@ from integration.demo_story import check_story
 from safetensors.torch import load_file
 from transport.mosquitto import MOSQUITTO, open_mosquitto
 
+from subfleet.aggregation.checkpoint import checkpoint_path
 from subfleet.device_profiles import read_log
 from subfleet.export.cache import CacheFolder
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
 
+KILLED_ROUNDS = 3
 CLIENT_FIELDS = {
     "device",
     "limit",
@@ -167,35 +171,49 @@ def kill_descendant(process_id: int, word: str) -> int:
 def killed(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on the embedded broker with a killed client, broker and server, which is then resumed.
 
-    Without deployment, which takes as long as the rounds.
+    With three rounds, one for each of them, and without deployment, which takes as long as these.
     """
     runs = tmp_path_factory.mktemp("killed")
     command, environment = command_and_environment(runs, cache)
-    command += ["--set", "deploy_targets=[]"]
+    shorter = ("--set", f"rounds={KILLED_ROUNDS}", "--set", "deploy_targets=[]")
+    command += shorter
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None
         process_ids = []
         for line in run.stdout:
-            if line.startswith("round 2:"):
+            if line.startswith("round 1 of "):
                 process_ids.append(kill_descendant(run.pid, "pi-4"))
-            if line.startswith("round 3:"):
+            if line.startswith("round 2 of "):
                 process_ids.append(kill_descendant(run.pid, "subfleet.link.broker"))
-            if line.startswith("round 4:"):
+            if line.startswith("round 3 of "):
                 run.kill()
                 break
     assert len(process_ids) == 2
     assert not (runs / "quickstart" / "summary.json").exists()
-    process = quickstart(runs, cache, "--name", "quickstart", "--set", "deploy_targets=[]")
+    process = quickstart(runs, cache, "--name", "quickstart", *shorter)
     assert process.returncode == 0, process.stderr
-    assert "round 3:" not in process.stdout, "an aggregated round is not repeated"
+    assert "round 2:" not in process.stdout, "an aggregated round is not repeated"
     return runs / "quickstart"
 
 
 def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
     finished: tuple[Path, str], killed: Path
 ) -> None:
-    assert (killed / "model.safetensors").read_bytes() == (finished[0] / "model.safetensors").read_bytes()
-    assert _read_choices(killed) == _read_choices(finished[0])
+    """The journal has a digest of the whole model after each round."""
+    whole = finished[0]
+    digests = [_read_digest(killed, number) for number in range(1, KILLED_ROUNDS + 1)]
+    assert None not in digests
+    assert digests == [_read_digest(whole, number) for number in range(1, KILLED_ROUNDS + 1)]
+    written = load_file(killed / "model.safetensors")
+    stored = load_file(checkpoint_path(killed / "server" / "checkpoints", KILLED_ROUNDS))
+    assert set(written) == set(stored)
+    assert all(written[name].numpy().tobytes() == stored[name].numpy().tobytes() for name in stored)
+    assert _read_choices(killed) == _read_choices(whole)[:KILLED_ROUNDS]
+
+
+def _read_digest(folder: Path, round_number: int) -> str | None:
+    run_id = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_id"]
+    return Journal(open_database(folder / "server"), run_id).checkpoint_sha256(round_number)
 
 
 def _read_choices(folder: Path) -> list[list[tuple[Any, ...]]]:

@@ -96,12 +96,10 @@ COMMANDS = {
 }
 LOADING = (
     "subfleet --version",
-    "subfleet preflight run.toml",
-    "subfleet compare runs/tiny",
     "subfleet-edge doctor --data digits:train",
     "subfleet-edge predict model.onnx --data digits:test",
 )
-"""Commands in `make test`: a minimal one, and those that load the exporter, matplotlib and the runtimes."""
+"""Commands in `make test`: a minimal one, and those that load the runtimes; a run loads the exporter and matplotlib."""
 
 TRAFFIC = {
     "connects to 203.0.113.9 port 443 (TCP)",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.agent.states import AgentSettings
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.device.meters import Direction

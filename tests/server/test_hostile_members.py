@@ -36,7 +36,7 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import build_round_info
+from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import (
     Action,
@@ -79,8 +79,11 @@ class WithEve(Fleet):
         self.numbers = itertools.count()
 
     def apply(self, event: Event) -> tuple[Action, ...]:
+        """Take one step; that it is the same when repeated is tested with random events."""
         before = self.state
-        actions = super().apply(event)
+        self.state, actions = step(self.context, before, event, self.now_s)
+        for action in actions:
+            self.perform(action)
         close = next(
             (action for action in actions if isinstance(action, Close | CloseEvaluation | CloseGeneration)), None
         )

@@ -14,7 +14,7 @@ from shared_programs import program_bytes
 from torch.nn import functional
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
 
-from subfleet.agent.events import EvaluationEnded
+from subfleet.agent.outcomes import EvaluationEnded
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Literal
 
 from subfleet.agent.actions import MeasureForRound
-from subfleet.agent.events import EvaluationEnded, Measured, ModelsPlaced, ScoringEnded, TrainingEnded
+from subfleet.agent.events import Measured
+from subfleet.agent.outcomes import EvaluationEnded, ModelsPlaced, ScoringEnded, TrainingEnded
 from subfleet.agent.states import AgentSettings, CurrentTask
 from subfleet.protocol.messages import (
     Ack,

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 
 from subfleet.agent.actions import Measure
-from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.candidate_scores import CandidateScore
-from subfleet.protocol.evaluating import EvaluationResult
-from subfleet.protocol.jobs import TrainResult
-from subfleet.protocol.messages import Message, RefusalReason
+from subfleet.agent.outcomes import Ended
+from subfleet.protocol.messages import Message
 from subfleet.protocol.readings import LogLow, Reading
+from subfleet.protocol.reasons import RefusalReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,55 +77,6 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingEnded:
-    """The worker finished a training or calibration; its output is stored as a blob."""
-
-    task_id: str
-    result: TrainResult
-    blob: BlobRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringEnded:
-    """The worker tried every candidate of a score task."""
-
-    task_id: str
-    scores: tuple[CandidateScore, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationEnded:
-    """The worker evaluated a model."""
-
-    task_id: str
-    result: EvaluationResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelsPlaced:
-    """The models of a deploy task are in their folder."""
-
-    task_id: str
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkFailed:
-    """The worker ended without a result.
-
-    Attributes:
-        available_bytes: for "memory", "disk" and "link", what is available; None is unknown.
-        killed: whether the system killed the worker process.
-    """
-
-    task_id: str
-    reason: RefusalReason
-    detail: str
-    available_bytes: int | None = None
-    killed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """Time has passed."""
 
@@ -136,8 +85,5 @@ class TimePassed:
 class Stopping:
     """The process is about to stop on purpose, and stops its work."""
 
-
-Ended = TrainingEnded | ScoringEnded | EvaluationEnded | ModelsPlaced | WorkFailed
-"""How work on a task can end."""
 
 Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | Ended | TimePassed | Stopping

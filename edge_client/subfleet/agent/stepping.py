@@ -31,20 +31,16 @@ from subfleet.agent.composing import compose_ack, compose_presence, compose_tele
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
-    EvaluationEnded,
     Event,
     LinkDown,
     LinkUp,
     Measured,
-    ModelsPlaced,
     Received,
-    ScoringEnded,
     Stopping,
     TimePassed,
-    TrainingEnded,
     Weighed,
-    WorkFailed,
 )
+from subfleet.agent.outcomes import EvaluationEnded, ModelsPlaced, ScoringEnded, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, AgentState, CurrentTask, Pending, Saved
 from subfleet.agent.survival import Survival
 from subfleet.agent.working import (

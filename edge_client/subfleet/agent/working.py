@@ -28,17 +28,8 @@ from subfleet.agent.composing import (
     compose_scores,
     compose_update,
 )
-from subfleet.agent.events import (
-    BlobArrived,
-    BlobFailed,
-    Ended,
-    EvaluationEnded,
-    ModelsPlaced,
-    ScoringEnded,
-    TrainingEnded,
-    Weighed,
-    WorkFailed,
-)
+from subfleet.agent.events import BlobArrived, BlobFailed, Weighed
+from subfleet.agent.outcomes import Ended, EvaluationEnded, ModelsPlaced, ScoringEnded, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, AgentState, Pending
 from subfleet.agent.survival import FATAL_DEATHS
 from subfleet.agent.weighing import find_objection

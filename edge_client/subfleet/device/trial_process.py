@@ -1,92 +1,50 @@
-"""The child process of `subfleet.device.trials`: loads a package, or loads a runtime and trains with it.
+"""The child process of `subfleet.device.trials`: loads packages, or loads a runtime and trains with it.
 
-It writes lines of JSON: the stage that it begins, and at its end one report. Whatever happens on the way, an error, an
-abort or a signal, happens to this process alone.
+It writes lines of JSON: the stage that it begins, and then a report of each package or runtime. Whatever
+happens on the way, an error, an abort or a signal, happens to this process alone.
 """
 
 import faulthandler
 import importlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib import resources
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 
-from subfleet.device.runtimes import load_trainer
-from subfleet.protocol.errors import BrokenError, ConfigError, MissingExtraError, SubfleetError
-from subfleet.protocol.jobs import Job, Trainer
+from subfleet.protocol.errors import ConfigError, MissingExtraError, SubfleetError
 from subfleet.protocol.loading import explain_load_error
-from subfleet.protocol.task import Train
-from subfleet.protocol.training import TrainingSettings
-
-TARGETS = ("onnx", "executorch")
-"""Whose programs the package ships (`scripts/make_trial_programs.py`); other runtimes are loaded, and no more."""
-DATA, WEIGHTS, EXPECTED = "data.npz", "weights.safetensors", "expected.json"
-SETTINGS = TrainingSettings(batch_size=4, learning_rate=0.5)
-_MEMORY_LIMIT_BYTES = 2**40
-"""None: a trial is about whether the runtime works, and its program takes kilobytes."""
-_TOLERANCE = 1e-3
-"""Relative, of the loss: kernels round in their own ways, broken ones are far off."""
 
 Report = dict[str, str | bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """The context of a trial.
-
-    Attributes:
-        work: a folder to write to.
-        begin: told of each stage.
-    """
-
-    work: Path
-    begin: Callable[[str], None]
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Make a trial: a folder to write to, and "package MODULE DISTRIBUTION" or "runtime NAME PROVIDER"."""
+    """Make a trial: a folder to write to, and "packages MODULE DISTRIBUTION ..." or "runtime NAME PROVIDER"."""
     # What libraries print must not stand between the reports.
     channel = os.dup(1)
     os.dup2(2, 1)
     faulthandler.enable()  # says on standard error where a signal struck
     _leave_no_core()
-    work, kind, first, second = arguments
+    work, kind, *names = arguments
 
     def tell(report: Mapping[str, str | bool]) -> None:
         os.write(channel, json.dumps(report).encode() + b"\n")
 
-    tell(
-        _report(lambda: _KINDS[kind](first, second, Trial(work=Path(work), begin=lambda stage: tell({"stage": stage}))))
-    )
+    def begin(stage: str) -> None:
+        tell({"stage": stage})
+
+    for first, second in zip(names[::2], names[1::2], strict=True):
+        begin("loaded")
+        if kind == "packages":
+            tell(_report(partial(_load_package, first, second)))
+        else:
+            tell(_report(partial(_run_runtime, first, second, Path(work), begin)))
     os.close(channel)
     sys.stderr.flush()
     os._exit(0)  # a runtime that dies while it is taken down has worked
-
-
-def name_program_file(target: str) -> str:
-    """Name the file of a target's program in the folder of trials."""
-    return f"{target}.program"
-
-
-def make_trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
-    """Make a job of two training steps with the files in a folder."""
-    return Job(
-        work=Train(settings=SETTINGS),
-        program_path=folder / name_program_file(target),
-        weights_path=folder / WEIGHTS,
-        output_path=output_path,
-        data=str(folder / DATA),
-        round=1,
-        client_id="trial",
-        memory_limit_bytes=_MEMORY_LIMIT_BYTES,
-    )
 
 
 def _report(work: Callable[[], str]) -> Report:
@@ -100,8 +58,7 @@ def _report(work: Callable[[], str]) -> Report:
         return {"problem": str(explain_load_error("", error))}
 
 
-def _load_package(module: str, distribution: str, trial: Trial) -> str:
-    trial.begin("loaded")
+def _load_package(module: str, distribution: str) -> str:
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -114,30 +71,10 @@ def _load_package(module: str, distribution: str, trial: Trial) -> str:
         return "installed"
 
 
-def _run_runtime(name: str, provider: str, trial: Trial) -> str:
-    trial.begin("loaded")
-    trainer = load_trainer(name, provider)
-    text = trainer.describe_runtime()
-    folder = resources.files("subfleet.device") / "trial_files"
-    if (folder / name_program_file(trainer.target)).is_file():
-        trial.begin("trained with")
-        with resources.as_file(folder) as path:
-            _train(trainer, path, trial.work)
-    return text
+def _run_runtime(name: str, provider: str, work: Path, begin: Callable[[str], None]) -> str:
+    from subfleet.device.runtime_trial import run_runtime  # packages are tried without the modules of a task
 
-
-def _train(trainer: Trainer, folder: Path, work: Path) -> None:
-    expected = json.loads((folder / EXPECTED).read_text(encoding="utf-8"))["loss"]
-    try:
-        result = trainer.train(make_trial_job(folder, trainer.target, work / "update"), lambda: False)
-    except SubfleetError as error:
-        what = str(error).partition("; ")[0]  # what to do about a program helps nobody against a runtime
-        raise BrokenError(f"training with it failed: {what}; install another build of it") from error
-    if not math.isclose(result.loss, expected, rel_tol=_TOLERANCE):
-        raise BrokenError(
-            f"two training steps gave a loss of {result.loss:.6g} instead of {expected:.6g}: this build computes wrong "
-            "results; install another one"
-        )
+    return run_runtime(name, provider, work, begin)
 
 
 def _leave_no_core() -> None:
@@ -145,8 +82,3 @@ def _leave_no_core() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-_KINDS: Mapping[str, Callable[[str, str, Trial], str]] = MappingProxyType(
-    {"package": _load_package, "runtime": _run_runtime}
-)

@@ -91,15 +91,18 @@ class TrialResult:
         return f"{self.text}; {self.remedy}" if self.remedy else self.text
 
 
-def try_package(module: str, distribution: str, *, deadline_s: float = DEADLINE_S) -> TrialResult:
-    """Import a package; `text` is then its version.
+def try_packages(packages: Mapping[str, str], *, deadline_s: float = DEADLINE_S) -> dict[str, TrialResult]:
+    """Import packages; the `text` of a result is the version. Another process tries the rest if one ends it.
 
     Args:
-        module: that is imported.
-        distribution: by which it is installed.
-        deadline_s: how long that may take.
+        packages: the modules that are imported, by the names that they are installed by.
+        deadline_s: how long each process may take.
     """
-    return _try(["package", module, distribution], distribution, deadline_s)
+    results: dict[str, TrialResult] = {}
+    while rest := [name for name in packages if name not in results]:
+        pairs = [text for name in rest for text in (packages[name], name)]
+        results.update(zip(rest, _try(["packages", *pairs], rest, deadline_s), strict=False))
+    return results
 
 
 def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> TrialResult:
@@ -110,30 +113,27 @@ def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> 
         provider: what is to compute.
         deadline_s: how long that may take.
     """
-    return _try(["runtime", name, provider], "the runtime", deadline_s)
+    return _try(["runtime", name, provider], ["the runtime"], deadline_s)[0]
 
 
-def _try(trial: Sequence[str], package: str, deadline_s: float) -> TrialResult:
+def _try(trial: Sequence[str], subjects: Sequence[str], deadline_s: float) -> list[TrialResult]:
+    """Return the result of each subject up to the one that ended the process, at least one."""
     try:
         done = _run(trial, deadline_s)
     except subprocess.TimeoutExpired as error:
-        stage, _ = _read_reports(error.stdout or b"")
+        stage, results = _read_reports(error.stdout or b"")
         remedy = "install it again, or choose another runtime with --runtime"
-        return _make_broken(f"it did not finish within {deadline_s:g} s while it was being {stage}", remedy)
+        return [*results, _make_broken(f"it did not finish within {deadline_s:g} s while it was being {stage}", remedy)]
     except OSError as error:
-        return _make_broken(
-            f"no process can be started to try it ({error.strerror})", "let this user start Python, or free memory"
-        )
+        remedy = "let this user start Python, or free memory"
+        broken = _make_broken(f"no process can be started to try it ({error.strerror})", remedy)
+        return [broken for _ in subjects]
     stderr_text = done.stderr.decode(errors="replace")
     _LOG.debug("trying %s ended with %d: %s", " ".join(trial), done.returncode, stderr_text)
-    stage, report = _read_reports(done.stdout)
-    if report is None:
-        return explain_death(done.returncode, stderr_text, stage, package)
-    if "problem" not in report:
-        return TrialResult(text=report["text"])
-    text, _, remedy = report["problem"].partition("; ")
-    code = ExitCode(int(report.get("code", BrokenError.exit_code)))
-    return TrialResult(code=code, text=text, remedy=remedy, installed=report.get("installed", True))
+    stage, results = _read_reports(done.stdout)
+    if len(results) < len(subjects):
+        results.append(explain_death(done.returncode, stderr_text, stage, subjects[len(results)]))
+    return results
 
 
 def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess[bytes]:
@@ -142,15 +142,25 @@ def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False)
 
 
-def _read_reports(output: bytes) -> tuple[str, dict[str, Any] | None]:
-    """Read the last stage of the child, and its report, or None without one."""
+def _read_reports(output: bytes) -> tuple[str, list[TrialResult]]:
+    """Read the last stage of the child, and its reports."""
     stage = "started"
+    results: list[TrialResult] = []
     for line in output.splitlines():
         report = json.loads(line)
-        if "stage" not in report:
-            return stage, report
-        stage = report["stage"]
-    return stage, None
+        if "stage" in report:
+            stage = report["stage"]
+        else:
+            results.append(_make_result(report))
+    return stage, results
+
+
+def _make_result(report: Mapping[str, Any]) -> TrialResult:
+    if "problem" not in report:
+        return TrialResult(text=report["text"])
+    text, _, remedy = report["problem"].partition("; ")
+    code = ExitCode(int(report.get("code", BrokenError.exit_code)))
+    return TrialResult(code=code, text=text, remedy=remedy, installed=report.get("installed", True))
 
 
 def explain_death(returncode: int, stderr_text: str, stage: str, package: str) -> TrialResult:

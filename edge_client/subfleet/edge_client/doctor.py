@@ -12,7 +12,7 @@ from types import MappingProxyType
 from subfleet.device.describing import find_packing_width
 from subfleet.device.monitor import ControlGroups, LiveMeter
 from subfleet.device.runtimes import choose_trainer
-from subfleet.device.trials import TrialResult, try_package, try_runtime
+from subfleet.device.trials import TrialResult, try_packages, try_runtime
 from subfleet.device_profiles import DeviceProfile, compute_memory_budget
 from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.store import read_saved
@@ -83,7 +83,7 @@ def examine(options: DoctorOptions) -> Examination:
     """
     profile = options.device.load_profile()
     tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
-    packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
+    packages = try_packages(_NEEDED)
     findings = [
         _check_python(),
         *(check_package(*entry) for entry in packages.items()),

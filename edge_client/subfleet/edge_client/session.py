@@ -34,13 +34,11 @@ from subfleet.agent.events import (
     LinkDown,
     LinkUp,
     Measured,
-    ModelsPlaced,
     Received,
     Stopping,
     TimePassed,
-    TrainingEnded,
-    WorkFailed,
 )
+from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.device.meters import Meter

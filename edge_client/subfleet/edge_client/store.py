@@ -30,8 +30,8 @@ from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.disks import hash_file, lock, write_atomically
 from subfleet.protocol.errors import FileError, ProtocolError, explain_os_errors
 from subfleet.protocol.homes import find_state_root
-from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.task import Task
 from subfleet.transport.blob_store import BlobStore
 
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
@@ -27,7 +27,7 @@ from subfleet.protocol.errors import (
 from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.jobs import Job, Trainer, TrainResult
-from subfleet.protocol.messages import RefusalReason
+from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
 
 _LOG = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.edge_client.task_work import Outcome, TaskWork
 from subfleet.protocol.jobs import Trainer
-from subfleet.protocol.messages import Task
+from subfleet.protocol.task import Task
 from subfleet.transport.blob_store import BlobStore
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.device.process_limits import end_with_parent, limit_growth, offer_to_the_kernel, use_one_heap
 from subfleet.device.runtimes import CPU, choose_trainer
 from subfleet.edge_client.failures import LOG_FORM, explain_error

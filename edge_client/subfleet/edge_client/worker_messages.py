@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.edge_client.task_work import Outcome, TrainingOutput, locate_output
 from subfleet.protocol.errors import (
     BrokenError,
@@ -19,8 +19,8 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.jobs import DataSummary, TrainResult
-from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import from_plain, parse_json, to_plain
+from subfleet.protocol.task import Task
 
 MAX_LINE_BYTES = 16 * 2**20
 MOST_CHARACTERS = 4096

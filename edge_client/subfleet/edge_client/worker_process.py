@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from subfleet.agent.events import WorkFailed
+from subfleet.agent.outcomes import WorkFailed
 from subfleet.edge_client.task_work import Outcome, discard
 from subfleet.edge_client.worker_messages import (
     MAX_LINE_BYTES,

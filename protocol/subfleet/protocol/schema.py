@@ -39,6 +39,10 @@ as they were."""
 # JSON can contain lone surrogates, which UTF-8 cannot encode, and NUL, which databases refuse.
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
+_PLAIN = frozenset((bool, float, int, str, type(None)))
+_ALWAYS = object()
+"""In place of a default: the field is written whatever its value."""
+
 MAX_INTEGER = 2**63 - 1
 """Larger integers are refused: no count, size or time needs them, and other languages cannot represent them."""
 MAX_TEXT_CHARACTERS = 4096
@@ -47,14 +51,16 @@ MAX_TEXT_CHARACTERS = 4096
 
 def to_plain(value: Any) -> Any:
     """Convert a dataclass to dicts, lists, strings and numbers. Union members have their name under their tag."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = {
-            field.name: to_plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if _is_written(field, value)
-        }
-        tag = getattr(type(value), "TYPE", None)
-        return plain if tag is None else {get_tag(type(value)): tag, **plain}
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if dataclasses.is_dataclass(kind):
+        plain = _build_tag(kind)
+        for name, default in _list_written(kind):
+            item = getattr(value, name)
+            if default is _ALWAYS or item != default:
+                plain[name] = to_plain(item)
+        return plain
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -75,8 +81,18 @@ def find_registry(kind: Any) -> Registry[Any] | None:
     return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
 
 
-def _is_written(field: "dataclasses.Field[Any]", value: Any) -> bool:
-    return "added_later" not in field.metadata or getattr(value, field.name) != field.default
+def _build_tag(kind: type) -> dict[str, Any]:
+    tag = getattr(kind, "TYPE", None)
+    return {} if tag is None else {get_tag(kind): tag}
+
+
+@cache
+def _list_written(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The names of a record's fields, each with the value at which it is omitted."""
+    return tuple(
+        (field.name, field.default if "added_later" in field.metadata else _ALWAYS)
+        for field in dataclasses.fields(kind)
+    )
 
 
 def canonical_json(value: Any) -> bytes:

@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -230,18 +231,23 @@ class Journal:
             return {key: from_plain(kind, json.loads(text), f"{part}[{key!r:.80}]") for key, text in reversed(rows)}
 
     def _write(self, connection: sql.Connection, table: sql.Table, changes: list[Change]) -> None:
-        same = sql.and_(*(column == sql.bindparam(column.name) for column in table.primary_key))
         rows = [
             {"run_id": self._run_id, "part": change.part, "key": change.key, "value": change.text} for change in changes
         ]
         if rows:
-            connection.execute(table.delete().where(same), rows)
+            connection.execute(_build_deletion(table), rows)
         if written := [row for row in rows if row["value"] is not None]:
             connection.execute(table.insert(), written)
 
     def _delete(self, connection: sql.Connection, part: str, prefix: str) -> None:
         same = (records.c.run_id == self._run_id, records.c.part == part)
         connection.execute(records.delete().where(*same, records.c.key.between(prefix, prefix + _LAST)))
+
+
+@cache
+def _build_deletion(table: sql.Table) -> sql.Delete:
+    """The statement that deletes rows by their primary keys, built once: each step of a run executes it."""
+    return table.delete().where(*(column == sql.bindparam(column.name) for column in table.primary_key))
 
 
 def _join_key(*numbers: int) -> str:

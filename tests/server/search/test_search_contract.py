@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import examples
 from server.search.search_cases import (
     OTHER_TARGET,
     SPACE,
@@ -52,6 +53,12 @@ def trained_search(name: str) -> Serving:
     search = SEARCHES[name]()
     run(search, queries(40, seed=5))
     return search
+
+
+@cache
+def index_each(name: str) -> tuple[EstimateIndex, ...]:
+    """An index of each submodel that a trained search knows, with no other submodel in it."""
+    return tuple(EstimateIndex(TARGET, [candidate]) for candidate in trained_search(name).known)
 
 
 @pytest.mark.slow
@@ -169,14 +176,10 @@ def test_a_wider_budget_never_gets_fewer_parameters(name: str, queries: tuple[Qu
 
 @pytest.mark.slow
 @EVERY
-@settings(deadline=None, max_examples=60)
+@examples(20, deadline=None)
 @given(query=any_query())
 def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(name: str, query: Query) -> None:
-    fits_known = [
-        fit
-        for candidate in trained_search(name).known
-        if (fit := EstimateIndex(TARGET, [candidate]).best(query)) is not None
-    ]
+    fits_known = [fit for index in index_each(name) if (fit := index.best(query)) is not None]
     best = trained_search(name).best(query)
     assert (best.rank if best else None) == max((fit.rank for fit in fits_known), default=None)
 

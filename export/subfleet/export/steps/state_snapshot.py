@@ -196,7 +196,7 @@ class _Container:
 
     def items(self) -> Mapping[Any, Any]:
         """The content at the time of the snapshot, by key or index."""
-        return _items(self.before)
+        return self.before if isinstance(self.before, dict) else _items(self.before)
 
     def changes(self) -> Iterator[Change]:
         before, now = self.items(), _items(self.content)
