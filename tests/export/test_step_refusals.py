@@ -46,7 +46,7 @@ def test_an_average_over_all_batches_is_refused() -> None:
 
 def test_a_norm_of_other_channels_is_refused() -> None:
     module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(8))
-    with pytest.raises(ExportError, match=r"layer '1' normalises.*the shape \(4, 4\), but must be.*8 channels"):
+    with pytest.raises(ExportError, match=r"layer '1' normalises.*the shape \(4, 4\), but needs .*8 channels"):
         step_of_module(module, (2,))
 
 

@@ -161,19 +161,19 @@ def _open_fleet(
             yield fleet
 
 
+LIMITS = (
+    ("message_size_limit 40000",),
+    ("max_packet_size 20000",),
+    ("max_qos 0", "retain_available false"),
+    ("max_inflight_messages 1",),
+    ("max_queued_messages 2",),
+    ("max_keepalive 10", "persistence false", "max_connections 4"),
+)
+OTHERS = (("message_size_limit 65536",), ("retain_available false",))
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ("message_size_limit 65536",),
-        ("message_size_limit 40000",),
-        ("max_packet_size 20000",),
-        ("retain_available false",),
-        ("max_qos 0", "retain_available false"),
-        ("max_inflight_messages 1",),
-        ("max_queued_messages 2",),
-        ("max_keepalive 10", "persistence false", "max_connections 4"),
-    ],
-    ids=" and ".join,
+    "settings", [*LIMITS, *(pytest.param(limits, marks=pytest.mark.long) for limits in OTHERS)], ids=" and ".join
 )
 def test_a_round_is_trained_through_a_broker_with_a_limit(
     tmp_path: Path, settings: tuple[str, ...], data: Data, exports: ExportPool

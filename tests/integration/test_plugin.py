@@ -114,22 +114,17 @@ def test_the_run_of_the_plug_in_ends_on_every_host(fresh: FreshEnvironment, host
     assert (fresh.folder / host / "ridges" / "model.safetensors").stat().st_size > 0
 
 
-def test_the_file_of_the_recipe_runs(fresh: FreshEnvironment) -> None:
+@pytest.mark.broker
+def test_the_run_of_the_recipe_is_served_to_a_device(fresh: FreshEnvironment) -> None:
     page = (ROOT / "docs" / "how-to" / "make-a-plugin.md").read_text(encoding="utf-8")
     _, file = re.findall(r"^   ```toml\n(.*?)^   ```$", page, re.MULTILINE | re.DOTALL)
     (fresh.folder / "recipe.toml").write_text(textwrap.dedent(file))
-    summary = json.loads(fresh.run("subfleet", "run", "recipe.toml", "--host", "batch", *SHORT, "--json"))
-    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"] * 2
-
-
-@pytest.mark.broker
-def test_the_run_of_the_plug_in_is_served_to_a_device(fresh: FreshEnvironment) -> None:
-    file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / "served")
+    runs = str(fresh.folder / "served")
     alone = (*SHORT, "--set", "min_clients=1", "--runs", runs, "--http-port", "0")
     device = ("--id", "laptop", "--data", "ridges:train", "--profile", "laptop", "--replay", "laptop")
     with (
         EmbeddedBroker() as broker,
-        fresh.start("subfleet", "serve", file, "--broker", broker.url, *alone) as server,
+        fresh.start("subfleet", "serve", "recipe.toml", "--broker", broker.url, *alone) as server,
         fresh.start(
             "subfleet-edge", "join", broker.url, *device, "--state", str(fresh.folder / "device"),
             "--leave-when-finished",
@@ -139,7 +134,7 @@ def test_the_run_of_the_plug_in_is_served_to_a_device(fresh: FreshEnvironment) -
         assert server.returncode == 0, server_output
         device_output, _ = joined.communicate(timeout=60)
         assert joined.returncode == 0, device_output
-    folder = fresh.folder / "served" / "ridges"
+    (folder,) = (fresh.folder / "served").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
     assert "<h2>Each device's own model</h2>" in (folder / "report.html").read_text(encoding="utf-8")
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"]

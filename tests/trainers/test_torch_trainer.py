@@ -101,7 +101,7 @@ trainer = TorchTrainer()
 trainer.describe(str(folder / "data.npz"))
 job = Job(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "update",
-    data=str(folder / "data.npz"), work=Train(settings=TrainingSettings(batch_size=4, learning_rate=1e-4)),
+    data=str(folder / "data.npz"), work=Train(settings=TrainingSettings(epochs=20, batch_size=4, learning_rate=1e-4)),
     round=1, client_id="laptop", memory_limit_bytes=2**30,
 )
 print(trainer.train(job, lambda: False).measured_peak_bytes)
