@@ -114,7 +114,7 @@ def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
         torch.testing.assert_close(actual, right, atol=1e-5, rtol=1e-5, msg=value.name)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", mostly_long(TARGETS, "onnx", "executorch"))
 def test_every_piece_is_verified_and_travels(target: str) -> None:
     program = program_of(train_request(CNN, target))
     again = decode_program(encode_program(program))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,10 @@ def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tm
     assert measured_bytes(program, tmp_path) <= program.manifest.planned_peak_bytes
 
 
-@pytest.mark.parametrize("target", ["onnx", "executorch"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    mostly_long(product(MODULES, ["onnx", "executorch"]), ("convolutional", "executorch"), ("wide", "onnx")),
+)
 def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: Path) -> None:
     sample = SampleSpec(shape=(3, SIDE, SIDE))
     step = evaluation_step(MODULES[name](), sample, batch_size=BATCH, objective=ObjectiveSettings())

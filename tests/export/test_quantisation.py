@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -18,12 +19,16 @@ from subfleet.export.quantisation.models import QuantisationSamples, export_quan
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import TARGETS
 from subfleet.protocol.errors import ExportError
-from subfleet.tasks import Dataset, load_digits
+from subfleet.protocol.jobs import Trainer
+from subfleet.tasks import Dataset, load_digits, write_npz
+from subfleet.trainers.executorch import ExecutorchTrainer
+from subfleet.trainers.onnx import OnnxTrainer
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 MLP = Mlp(input_shape=(64,), class_count=10, widths=(64,), depths=(1,), group_size=8)
 RESNET = PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(16,), depths=(1,), group_size=8)
+NAMES = ("nine", "acht", "sept", "six", "cinque", "vier", "three", "dos", "caf\u00e9", "zero")
 MODELS: dict[str, Family] = {"mlp": MLP, "resnet": RESNET}
 
 
@@ -56,6 +61,7 @@ def request_for(model: Family, target: str, mode: str, samples: QuantisationSamp
         architecture=network_of(model).full_architecture(),
         target=target,
         weights_sha256="0" * 64,
+        classes=NAMES,
         quantisation=mode,  # type: ignore[arg-type]
         samples_sha256=samples.sha256,
     )
@@ -80,7 +86,9 @@ QUANTISED = [
         ("resnet", "executorch", "static"),
     ),
 )
-def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str, mode: str) -> None:
+def test_a_quantised_model_is_smaller_and_nearly_as_good_and_keeps_the_names_of_classes(
+    name: str, target: str, mode: str, tmp_path: Path
+) -> None:
     model, state, samples = train_model(name)
     request = request_for(model, target, mode, samples)
     body, report = export_quantised_model(request, state, samples)
@@ -96,6 +104,10 @@ def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str,
     if target == "onnx":
         kinds = {tensor.data_type for tensor in onnx.load_from_string(body).graph.initializer}
         assert kinds & {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
+    trainer: Trainer = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}[target]()
+    (tmp_path / f"model{trainer.suffix}").write_bytes(body)
+    write_npz(tmp_path / "data.npz", samples_for(model))
+    assert trainer.predict(tmp_path / f"model{trainer.suffix}", str(tmp_path / "data.npz")).classes == NAMES
 
 
 def test_other_samples_than_the_requests_are_refused() -> None:

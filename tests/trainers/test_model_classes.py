@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
-from matrices import crossed
 from PIL import Image
 
 from subfleet.edge_client.commands import run
@@ -26,7 +25,6 @@ pytest.importorskip("executorch")
 from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
 from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.programs import export_inference_model  # noqa: E402
-from subfleet.export.quantisation.models import export_quantised_model, samples_of  # noqa: E402
 from subfleet.export.requests import InferRequest  # noqa: E402
 from subfleet.protocol.submodel import Architecture  # noqa: E402
 
@@ -138,19 +136,6 @@ def test_a_model_without_names_answers_numbers(tmp_path: Path, trainer: Trainer)
     (data / "7").rename(data / "seven")
     with pytest.raises(DataError, match="the run has no class 'seven': its classes are numbers"):
         trainer.predict(tmp_path / f"model{trainer.suffix}", str(data))
-
-
-@pytest.mark.parametrize(("mode", "target"), crossed(["dynamic", "static"], ["onnx", "executorch"], "dynamic"))
-def test_models_in_8_bit_integers_carry_names_too(
-    tmp_path: Path, target: str, mode: Literal["dynamic", "static"]
-) -> None:
-    samples = samples_of(load_digits())
-    request = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, samples_sha256=samples.sha256)
-    body, _ = export_quantised_model(request, state(), samples)
-    trainer: Trainer = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}[target]()
-    (tmp_path / f"model{trainer.suffix}").write_bytes(body)
-    data = write_folders(tmp_path / "data", lambda digit: NAMES[9 - digit])
-    assert trainer.predict(tmp_path / f"model{trainer.suffix}", str(data)).classes == NAMES
 
 
 def test_the_names_take_part_in_the_content_id_and_in_nothing_else() -> None:
