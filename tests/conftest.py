@@ -36,6 +36,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Exempt the imported objects from garbage collection: to scan millions of them repeatedly takes minutes."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # exports make many objects and hardly any cycles
     gc.enable()
 
 
