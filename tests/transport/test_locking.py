@@ -234,7 +234,7 @@ def test_nobody_can_guess_a_client_id() -> None:
     assert all(re.fullmatch("main:server:run:[0-9a-f]{16}", client_id) for client_id in ids)
 
 
-def _await_end(transports: dict[str, tuple[Transport, list[str]]], limit: int = 1200) -> dict[str, str]:
+def _await_end(transports: dict[str, tuple[Transport, list[str]]], limit: int = 4000) -> dict[str, str]:
     """Poll until a transport ends and the others have reported it; the error by name."""
     ended: dict[str, str] = {}
     for _ in range(limit):
