@@ -3,7 +3,7 @@
 python benchmarks/outliers.py --outliers scale exclude report     # Markdown tables
 python benchmarks/outliers.py --smoke                             # one round of one game
 
-The fleets are seven devices with 60 digits each, of which one may attack, and one device with 1,200 digits beside five
+The fleets are seven devices with 60 digits each, one possibly an attacker, and one device with 1,200 digits beside five
 with 8. Everything runs in one process, with the step that programs are traced from.
 """
 

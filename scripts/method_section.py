@@ -1,4 +1,4 @@
-"""Writes a method's row and section of docs/reference/methods.md, as far as they follow from its class.
+"""Writes the parts of a method's row and section of docs/reference/methods.md that follow from its class.
 
 Example: python scripts/method_section.py fedprox
 """

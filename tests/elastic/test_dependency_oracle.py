@@ -1,7 +1,7 @@
 """Declared axes against an independent oracle: Torch-Pruning's dependency graph (Fang et al. 2023).
 
 It follows the autograd graph of a module and does not use our declarations. The dimensions that it ties, in the full
-network or with one block left out, must be exactly those that we tie to one axis.
+network or with one block left out, must be exactly the dimensions that share an axis.
 """
 
 import dataclasses

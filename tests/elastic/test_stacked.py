@@ -226,7 +226,7 @@ def krum_by_product(vectors: Sequence[Sequence[int]], malicious: int) -> list[in
 
 
 def test_krum_by_hand() -> None:
-    """Seven clients on a line, of which two may be malicious: three neighbours count, and five clients are averaged.
+    """Seven clients on a line, at most two of them malicious: three neighbours count, and five clients are averaged.
 
     The scores are 29, 9, 11, 14, 22, 30, 46. With four neighbours or without squares, the second to the sixth would be
     chosen, and with two neighbours yet others.

@@ -119,7 +119,7 @@ def _scale_queries(state: dict[str, Tensor], block: str, factor: float) -> None:
 @relaxed
 @given(case=token_cases())
 def test_gradients_reach_what_a_submodel_holds_and_nothing_else(case: tuple[Network, Architecture]) -> None:
-    # With all other elements set to zero, those that a submodel leaves out are disconnected from the logits on both
+    # With all other elements set to zero, the elements outside the submodel are disconnected from the logits on both
     # sides if and only if the axes are tied correctly. The mean of LayerNorm keeps the stream connected.
     network, architecture = case[0], with_all_blocks(case[0], with_whole(*case, "embed"))
     local = extract(network, architecture, double_state(network, 3))

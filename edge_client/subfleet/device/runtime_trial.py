@@ -19,7 +19,7 @@ SETTINGS = TrainingSettings(batch_size=4, learning_rate=0.5)
 _MEMORY_LIMIT_BYTES = 2**40
 """None: a trial is about whether the runtime works, and its program takes kilobytes."""
 _TOLERANCE = 1e-3
-"""Relative, of the loss: kernels round in their own ways, broken ones are far off."""
+"""Relative tolerance of the loss: kernels round differently, and broken ones are far off."""
 
 
 def name_program_file(target: str) -> str:
@@ -48,7 +48,7 @@ def run_runtime(name: str, provider: str, work: Path, begin: Callable[[str], Non
         name: of its trainer's entry point.
         provider: what is to compute.
         work: a folder to write to.
-        begin: told of the stage of training.
+        begin: called with the stage as it begins.
 
     Raises:
         SubfleetError: it is not installed, or does not work.

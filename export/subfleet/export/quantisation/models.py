@@ -113,7 +113,7 @@ def export_quantised_model(
         ExportError: the state or the samples do not fit, or a tool rejects the model.
     """
     if samples.sha256 != request.samples_sha256:
-        raise ExportError("the quantisation samples differ from those that the request names; pass the same data")
+        raise ExportError("the quantisation samples are not the request's; pass the data that it was made with")
     if samples.inputs.shape[1:] != request.model.input_shape:
         raise ExportError(
             f"the quantisation samples are of the shape {samples.inputs.shape[1:]}, but the model takes "
