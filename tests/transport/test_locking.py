@@ -234,7 +234,7 @@ def test_nobody_can_guess_a_client_id() -> None:
     assert all(re.fullmatch("main:server:run:[0-9a-f]{16}", client_id) for client_id in ids)
 
 
-def _await_end(transports: dict[str, tuple[Transport, list[str]]], limit: int = 4000) -> dict[str, str]:
+def _await_end(transports: dict[str, tuple[Transport, list[str]]], limit: int = 600) -> dict[str, str]:
     """Poll until a transport ends and the others have reported it; the error by name."""
     ended: dict[str, str] = {}
     for _ in range(limit):
@@ -270,11 +270,13 @@ def urls(request: pytest.FixtureRequest) -> Callable[[str], str]:
 def test_of_two_devices_with_one_id_the_second_ends(
     urls: Callable[[str], str], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, client_id = urls(kind), mqtt_client_id("main", "device", f"cam-{kind}")
-    lock = make_device_lock(TOPICS, f"cam-{kind}")
-    transports = {"first": _claim(url, client_id, lock, 10.0)}
+    def join(since_s: float) -> tuple[Transport, list[str]]:
+        lock = make_device_lock(TOPICS, f"cam-{kind}")
+        return _claim(urls(kind), mqtt_client_id("main", "device", f"cam-{kind}"), lock, since_s)
+
+    transports = {"first": join(10.0)}
     transports["first"][0].poll(0.5)
-    transports["later"] = _claim(url, client_id, lock, 20.0)
+    transports["later"] = join(20.0)
     caplog.set_level(logging.CRITICAL)
     try:
         ended = _await_end(transports)
