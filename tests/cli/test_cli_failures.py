@@ -127,7 +127,7 @@ def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: P
         capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
     )  # fmt: skip
     assert (result.returncode, result.stdout) == (ExitCode.INTERRUPTED, "")
-    assert result.stderr == "subfleet: stopped; start the same command again to go on\n"
+    assert result.stderr == "subfleet: interrupted; run the same command again to continue\n"
 
 
 @pytest.mark.slow

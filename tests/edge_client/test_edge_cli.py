@@ -141,7 +141,7 @@ def test_an_unreachable_broker_is_one_sentence(capsys: pytest.CaptureFixture[str
     ("error", "code", "words"),
     [
         (RuntimeError("odd"), ExitCode.INTERNAL, "a defect of Subfleet (RuntimeError: odd); --verbose"),
-        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "start the same command again"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "run the same command again"),
         (ModuleNotFoundError("no", name="paho.mqtt"), ExitCode.MISSING_EXTRA, "pip install 'subfleet[edge]'"),
         (DataError("two\nlines"), ExitCode.DATA, "two lines"),
     ],

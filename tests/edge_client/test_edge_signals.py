@@ -57,7 +57,7 @@ def test_an_interruption_during_any_import_is_one_sentence(tmp_path: Path, name:
     command = [sys.executable, "-c", INTERRUPTING, name, form, str(model)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (process.returncode, process.stdout) == (ExitCode.INTERRUPTED, "")
-    assert process.stderr == "subfleet-edge: stopped; start the same command again to go on\n"
+    assert process.stderr == "subfleet-edge: interrupted; run the same command again to continue\n"
 
 
 AT_A_TERMINAL = """
@@ -98,7 +98,7 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
             finally:
                 device.kill()
             assert device.returncode == 0
-    assert "start the same command again" in rest
+    assert "run the same command again to continue" in rest
     assert "Traceback" not in rest
 
 
@@ -130,7 +130,7 @@ def test_a_device_waits_for_a_broker_until_it_starts_or_ctrl_c(tmp_path: Path, d
         _, rest = device.communicate(timeout=30)
     assert device.returncode == 0, rest
     assert len(waiting) == 1
-    assert "stopped; start the same command again" in rest
+    assert "interrupted; run the same command again to continue" in rest
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_chunks_that_were_not_requested_are_not_accepted(chunk: Chunk) -> None:
 
 
 def test_a_blob_above_the_limit_is_refused() -> None:
-    with pytest.raises(TooLargeError, match="11 bytes, but may be 10"):
+    with pytest.raises(TooLargeError, match="11 bytes; the limit is 10"):
         BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=11), max_bytes=10)
     assert not BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=10), max_bytes=10).complete, "the limit itself is allowed"
 

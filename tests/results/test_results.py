@@ -317,10 +317,10 @@ def test_devices_own_models_are_shown_with_or_without_an_evaluation(metric: str,
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, headline=metric),))
     report = write_results(tmp_path, name="test", result=result, models=rows).read_text(encoding="utf-8")
     assert "<td>models/pi/model.onnx</td>" in report
-    assert "of its own" not in report
+    assert "on its own samples" not in report
     evaluated_rows = [add_metric(row, metric, 0.75) for row in rows]
     page = write_results(tmp_path, name="test", result=result, models=evaluated_rows).read_text(encoding="utf-8")
-    assert f"<th>{METRICS[metric].title} of its own</th>" in page
+    assert f"<th>{METRICS[metric].title} on its own samples</th>" in page
     assert "<td>0.7500</td></tr>" in page
 
 

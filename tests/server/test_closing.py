@@ -87,7 +87,7 @@ def test_a_change_far_outside_is_not_aggregated_and_costs_three_rounds() -> None
     context = context_for()
     state, actions = train_round(context, RunState(), {**HONEST, "eve": 1e6})
     assert list_aggregated(actions) == ["ada", "bob", "cyd"]
-    why = "its change of weights is 1e+06 times the median of the round, but may be at most 5 times"
+    why = "its change of weights is 1e+06 times the median of the round; the limit is 5 times"
     state, actions = finish_round(context, state, 1.0)
     assert list_outcomes(actions) == {"ada": "done", "bob": "done", "cyd": "done", "eve": f"refused: {why}"}
     for number in (2, 3, 4):
@@ -171,7 +171,7 @@ def test_a_change_far_outside_is_aggregated_as_configured(outliers: str, scale: 
         "eve": pytest.approx(scale),
     }
     reasons = {client.client_id: client.outlier for client in aggregate.clients if client.outlier}
-    reason = "its change of weights is 1e+06 times the median of the round, but may be at most 5 times"
+    reason = "its change of weights is 1e+06 times the median of the round; the limit is 5 times"
     assert reasons == ({} if outliers == "off" else {"eve": reason})
     state, actions = finish_round(context, state, 1.0)
     assert set(list_outcomes(actions).values()) == {"done"}

@@ -62,7 +62,7 @@ def test_a_blob_above_the_limit_is_refused_before_anything_is_written(tmp_path: 
         lambda: store.add_file(large),
         lambda: store.partial(BlobRef.of(b"12345")),
     ):
-        with pytest.raises(TooLargeError, match="5 bytes, but may be 4"):
+        with pytest.raises(TooLargeError, match="5 bytes; the limit is 4"):
             write()
     assert _files(tmp_path / "store") == set()
 

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silence(os.environ)
         return run(arguments)
     except KeyboardInterrupt:
-        sys.stderr.write("subfleet-edge: stopped; start the same command again to go on\n")
+        sys.stderr.write("subfleet-edge: interrupted; run the same command again to continue\n")
         return _INTERRUPTED
 
 

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _SHOWN_CLASSES = 10
 OptionsT = TypeVar("OptionsT")
 
-_STOPPED = "stopped; start the same command again to go on"
+_STOPPED = "interrupted; run the same command again to continue"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -105,7 +105,7 @@ def join(options: JoinOptions) -> None:
         if options.leave_with_stdin:
             threading.Thread(target=_stop_at_end_of_input, name="subfleet-stdin", daemon=True).start()
         session.run(lambda: stop.made)
-        _LOG.info("the run is finished" if session.left else "stopped; start the same command again to go on")
+        _LOG.info("the run is finished" if session.left else "interrupted; run the same command again to continue")
 
 
 def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:

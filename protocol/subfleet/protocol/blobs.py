@@ -135,7 +135,7 @@ class BlobFetch:
         window_chunks: int = WINDOW_CHUNKS,
     ) -> None:
         if blob.size_bytes > max_bytes:
-            raise TooLargeError(f"a blob is {blob.size_bytes} bytes, but may be {max_bytes} bytes at most")
+            raise TooLargeError(f"a blob is {blob.size_bytes} bytes; the limit is {max_bytes} bytes")
         self.blob = blob
         self.chunk_bytes = chunk_bytes
         self._retry_s = retry_s

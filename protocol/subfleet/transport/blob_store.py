@@ -259,7 +259,7 @@ class BlobStore:
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self._max_blob_bytes:
-            raise TooLargeError(f"a blob is {size_bytes} bytes, but may be {self._max_blob_bytes} bytes at most")
+            raise TooLargeError(f"a blob is {size_bytes} bytes; the limit is {self._max_blob_bytes} bytes")
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -207,7 +207,7 @@ class MemoryTransport:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`."""
         if len(payload) > MAX_PAYLOAD_BYTES:
-            raise TooLargeError(f"a payload is {len(payload)} bytes, but may be {MAX_PAYLOAD_BYTES} bytes at most")
+            raise TooLargeError(f"a payload is {len(payload)} bytes; the limit is {MAX_PAYLOAD_BYTES} bytes")
         if self._link is not None:
             self._broker.publish(self._link, topic, bytes(payload), retain=retain)
 

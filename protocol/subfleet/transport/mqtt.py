@@ -127,7 +127,7 @@ class MqttTransport:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`. Without a link the message is dropped: the caller repeats it after `Connected`."""
         if len(payload) > MAX_PAYLOAD_BYTES:
-            raise TooLargeError(f"a payload is {len(payload)} bytes, but may be {MAX_PAYLOAD_BYTES} bytes at most")
+            raise TooLargeError(f"a payload is {len(payload)} bytes; the limit is {MAX_PAYLOAD_BYTES} bytes")
         if not self._up:
             _LOG.debug("dropped a message on %s: there is no link", topic)
             return

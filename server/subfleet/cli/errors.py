@@ -21,7 +21,7 @@ def describe_error(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED, "stopped; start the same command again to go on"
+        return ExitCode.INTERRUPTED, "interrupted; run the same command again to continue"
     if sentence := explain_plugin_error(error):
         return ExitCode.CONFIG, sentence
     if isinstance(error, ModuleNotFoundError):

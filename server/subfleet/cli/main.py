@@ -22,7 +22,7 @@ def main() -> None:
             from subfleet.cli.commands import app
         app(prog_name="subfleet")
     except KeyboardInterrupt:
-        sys.stderr.write("subfleet: stopped; start the same command again to go on\n")
+        sys.stderr.write("subfleet: interrupted; run the same command again to continue\n")
         sys.exit(_INTERRUPTED)
 
 

@@ -150,7 +150,7 @@ def describe_outcome(outcome: "Outcome") -> Iterator[str]:
         deviation = "an unknown amount" if difference is None else f"{difference:.1e}"
         yield (
             f"  {model['client_id']}: {model['file']}, submodel {model['architecture']}, "
-            f"{model['bytes'] / 1000:.0f} kB, differs from PyTorch by {deviation}, {metric} of its own {own}"
+            f"{model['bytes'] / 1000:.0f} kB, differs from PyTorch by {deviation}, {metric} on its own samples {own}"
         )
     yield from describe_ending(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"

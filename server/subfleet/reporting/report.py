@@ -192,7 +192,7 @@ def _render_models(models: Sequence[dict[str, Any]], headline: str) -> str:
     titles = ["device", "model", "submodel", "bytes", "difference from PyTorch"]
     if any(model.get("own") is not None for model in models):  # not measured with real devices
         columns.append("own")
-        titles.append(f"{METRICS[headline].title} of its own")
+        titles.append(f"{METRICS[headline].title} on its own samples")
     if any(model.get("quantised_accuracy") is not None for model in models):
         columns += ["quantised_accuracy", "float_accuracy"]
         titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]

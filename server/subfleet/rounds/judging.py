@@ -85,7 +85,7 @@ def _find_problem(context: RunContext, state: RunState, client: ClientState, tas
         case Update():
             limit_bytes = MAX_HEADER_BYTES + sum(blob.size_bytes for blob in task.weights)
             if answer.blob.size_bytes > limit_bytes:
-                return f"the update is {answer.blob.size_bytes} bytes, but may be at most {limit_bytes}"
+                return f"the update is {answer.blob.size_bytes} bytes; the limit is {limit_bytes} bytes"
             return _find_example_problem(context, state, task, answer)
         case Scores():
             if len(answer.scores) != len(task.programs):

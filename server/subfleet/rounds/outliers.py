@@ -121,7 +121,7 @@ def find_outliers(
             most = max(most, share * getattr(size, f"held_{kind}", 0.0)) if most else math.inf
             if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _get_scale(result.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
-                why = f"{words} is {times:.3g} times {source}, but may be at most {at_most:.3g} times"
+                why = f"{words} is {times:.3g} times {source}; the limit is {at_most:.3g} times"
                 result[name] = Outlier(scale=scale, why=why)
     return result
 
