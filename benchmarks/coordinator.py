@@ -44,6 +44,7 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.programs.supply import build_train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.run_context import create_context
+from subfleet.serving.session import freeze_loaded_objects
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Evaluations
@@ -103,6 +104,7 @@ def create_exporter() -> EstimatesOf:
         request = build_train_request(network, network.full_architecture(), "onnx", training)
         if request.program_id not in estimates:
             estimates[request.program_id] = EstimateModel(network, request).estimates
+            freeze_loaded_objects()  # the exporter's objects are in other processes than the server's loop
         return estimates[request.program_id]
 
     return estimate

@@ -74,9 +74,17 @@ _DEVIATIONS: Mapping[Role, float] = MappingProxyType({"embedding": 0.02, "symbol
 
 
 def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
-    if decl.role in _CONSTANT_ROLES:
-        return torch.full(shape, _CONSTANT_ROLES[decl.role])
+    mean, deviation = decl.start or _find_start(decl.role, shape)
+    if not deviation:
+        return torch.full(shape, mean)
     digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    deviation = _DEVIATIONS.get(decl.role) or math.sqrt(2 / math.prod(shape[1:]))
-    return torch.randn(shape, generator=generator) * deviation
+    drawn = torch.randn(shape, generator=generator) * deviation
+    return drawn + mean if mean else drawn
+
+
+def _find_start(role: Role, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and standard deviation of the first values of a tensor."""
+    if role in _CONSTANT_ROLES:
+        return _CONSTANT_ROLES[role], 0.0
+    return 0.0, _DEVIATIONS.get(role) or math.sqrt(2 / math.prod(shape[1:]))

@@ -140,6 +140,7 @@ class TensorDecl:
             that is normalised (starts normal with deviation 0.02), "symbol" embedded for layers without a norm (starts
             normal with deviation 1), running "mean" (starts at 0) or "variance" (starts at 1) of a norm.
         positions: number of positions of a sample at which it is applied: 1, or height times width of its output.
+        start: mean and standard deviation of its normal first values; None if they follow from its role.
     """
 
     name: str
@@ -148,6 +149,7 @@ class TensorDecl:
     part: str | None
     role: Role
     positions: int = 1
+    start: tuple[float, float] | None = None
 
     @property
     def factors(self) -> tuple[tuple[str | int, ...], ...]:

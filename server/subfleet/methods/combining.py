@@ -27,6 +27,7 @@ def find_conflicts(
         validated: whether the run sets validation samples apart.
     """
     yield from _check_supernet(method, training, model, techniques, validated=validated)
+    yield from _check_growth(method, model)
     yield from _check_training(method, training, model)
     yield from _check_distillation(method, techniques)
     yield from _check_personalised(method, techniques)
@@ -81,6 +82,14 @@ def _check_supernet(
         yield (
             f"{name} scores paths on validation samples, but data.validation_samples is 0; set it, or have devices "
             "score: method.search.scoring = 'devices'"
+        )
+
+
+def _check_growth(method: Method, model: Family) -> Iterator[str]:
+    if method.roles().networks.grows and "widths" not in model.__dataclass_fields__:
+        yield (
+            f"method {method.TYPE!r} makes cells of the network wider and deeper, but a network of family "
+            f"{model.TYPE!r} has none; set a family with widths, or another method"
         )
 
 

@@ -189,6 +189,7 @@ class FedTrans:
                 begin=partial(_begin, self.left_behind) if weakest else None,
                 evolve=self._evolve,
                 standing=_find_standing,
+                grows=True,
             ),
             memory=Memory(initial=FedTransMemory(), remember=self._remember, stop=self._stop),
             assigner=replace(

@@ -192,9 +192,11 @@ class Networks:
         standing: once a run has had several networks, the submodel of a client that is not training. With None it is
             the one it trained last, and a client whose network has retired counts as new.
         path_search: the search for paths of a supernet between two rounds; None searches nothing.
+        grows: whether `evolve` makes cells wider or deeper, which needs a family whose settings have widths.
     """
 
     begin: Callable[[BeginContext], tuple[Lineage, ...]] | None = None
     evolve: Callable[[EvolutionContext], Evolution] | None = None
     standing: Callable[[StandingContext], Architecture] | None = None
     path_search: PathSearch | None = None
+    grows: bool = False

@@ -34,6 +34,39 @@ class PresetSettings:
 _KEYS = frozenset(field.name for field in fields(PresetSettings))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSettings:
+    """The keys that name a PyTorch module as the network.
+
+    Attributes:
+        module: a function that returns a `torch.nn.Module`, or its class, such as "torchvision.models:resnet18".
+        input_shape: shape of one sample.
+        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+    """
+
+    module: str
+    input_shape: tuple[int, ...]
+    symbols: int = 0
+
+
+def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the network that a table's `module` names, which is imported and recorded.
+
+    Its table `arguments` has the named arguments of the function.
+
+    Raises:
+        ConfigError: keys are unknown, missing or wrong, or the module cannot be imported or recorded.
+    """
+    from subfleet.elastic.recording.loading import record_named
+
+    chosen = read_plain(ModuleSettings, {key: value for key, value in table.items() if key != "arguments"})
+    arguments = table.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise ConfigError(f"arguments is {arguments!r:.80}, but must be a table of named arguments")
+    plain: dict[str, Any] = to_plain(record_named(chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols))
+    return plain
+
+
 def expand_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the network that a table's `preset` names, overridden by the other keys of the table.
 

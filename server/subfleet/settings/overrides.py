@@ -6,7 +6,7 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.toml import parse_toml
 
-_KINDS = ("type", "family", "preset")
+_KINDS = ("type", "family", "preset", "module")
 """Keys that name the kind of a table: a table of another kind replaces the old one as a whole."""
 
 

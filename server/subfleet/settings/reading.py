@@ -12,7 +12,7 @@ from subfleet.protocol.errors import ConfigError, InvalidError, Problem, explain
 from subfleet.protocol.schema import validate
 from subfleet.protocol.suggestion import explain_unknown_key, suggest
 from subfleet.protocol.toml import parse_toml
-from subfleet.settings.named_networks import PresetSettings, complete_network, expand_preset
+from subfleet.settings.named_networks import PresetSettings, complete_network, expand_preset, record_settings
 from subfleet.settings.overrides import apply_override, merge_settings, parse_override
 from subfleet.settings.run import Run
 from subfleet.settings.sweeps import expand_sweeps
@@ -96,8 +96,10 @@ def _read(name_or_path: str | Path, what: str, visited: tuple[str, ...] = ()) ->
 
 
 def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
-    """The settings with `model.preset` replaced by the settings of that network."""
+    """The settings with `model.preset` or `model.module` replaced by the settings of that network."""
     model = plain.get("model")
+    if isinstance(model, dict) and "module" in model:
+        return {**plain, "model": _record_model(model)}
     if not isinstance(model, dict) or "preset" not in model:
         return plain
     try:
@@ -107,6 +109,13 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
         known = {field.name for kind in kinds for field in fields(kind)}
         problems = [Problem(text=explain_unknown_key(key, known), keys=(key,)) for key in sorted(model.keys() - known)]
         return {**plain, "model": InvalidError([*InvalidError.of(error).problems, *problems])}
+
+
+def _record_model(model: dict[str, Any]) -> Any:
+    try:
+        return record_settings(model)
+    except ConfigError as error:
+        return InvalidError.of(error)
 
 
 def _complete_devices(plain: dict[str, Any]) -> dict[str, Any]:

@@ -117,6 +117,9 @@ class Blueprint:
         symbols: as in `Network`.
         other_sizes: as in `Network`.
         identities: as in `Network`.
+        positions: number of positions of a sample at which each tensor is applied; None counts them, which the layers
+            of PyTorch allow.
+        starts: mean and standard deviation of the first values of tensors that do not follow from their roles.
     """
 
     axes: tuple[Axis, ...]
@@ -130,6 +133,8 @@ class Blueprint:
     symbols: int = 0
     other_sizes: tuple[int, ...] = ()
     identities: Mapping[str, Identity] = field(default_factory=dict)
+    positions: Mapping[str, int] | None = None
+    starts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def declare(config: Family, blueprint: Blueprint) -> Network:
@@ -247,11 +252,12 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Yield the declaration of every tensor of the full module, in the order of its state."""
     with without_weights():
         module = _build_full(blueprint, {})
-    positions, parts = _count_positions(config, blueprint), _parts(blueprint)
+    counted = _count_positions(config, blueprint) if blueprint.positions is None else {}
+    positions, parts = blueprint.positions or {}, _parts(blueprint)
     for path, layer in module.named_modules():
         owner = next((name for name in parts if f"{path}.".startswith(f"{name}.")), None)
         for own, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-            name = f"{path}.{own}"
+            name = f"{path}.{own}" if path else own
             role = _OWN_ROLES.get(own, "gain" if tensor.ndim == 1 else "weight")
             yield TensorDecl(
                 name=name,
@@ -259,7 +265,8 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
                 axes=_dims(layer, own, tensor.ndim),
                 part=owner,
                 role=blueprint.roles.get(name, role),
-                positions=positions.get(path, 1),
+                positions=positions.get(name, counted.get(path, 1)),
+                start=blueprint.starts.get(name),
             )
 
 

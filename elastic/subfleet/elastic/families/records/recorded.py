@@ -1,0 +1,57 @@
+"""Settings of a network that was recorded from a PyTorch module."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from subfleet.elastic.families.records.checks import Counts
+from subfleet.elastic.network import Norm, Places
+from subfleet.elastic.recording.record import unpack_record
+from subfleet.protocol.bounds import Length, checked
+from subfleet.protocol.limits import Count, Positive
+
+if TYPE_CHECKING:
+    from subfleet.elastic.families.blueprint import Blueprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Recorded:
+    """A network that was recorded from a PyTorch module; nothing of the module's code is needed to train it.
+
+    Attributes:
+        input_shape: shape of one sample.
+        class_count: as in `Family`.
+        recording: the record in lines of text, see `subfleet.elastic.recording.record.pack_record`.
+        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "recorded"
+    learnable_steps: ClassVar[bool] = False
+    scaler: ClassVar[bool] = False
+    input_shape: Counts
+    class_count: Positive
+    recording: Annotated[tuple[str, ...], Length(least=1)]
+    symbols: Count = 0
+
+    @property
+    def PREDICTS(self) -> Places:  # noqa: N802 - a constant of other families
+        """See `get_predicted_places`."""
+        return unpack_record(self.recording).predicts
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """As in `Family`; each section has one block more than a submodel can leave out."""
+        return tuple(len(names) + 1 for names in unpack_record(self.recording).sections) or (1,)
+
+    @property
+    def norm(self) -> Norm:
+        """As in `Family`."""
+        roles = {tensor.role for tensor in unpack_record(self.recording).tensors}
+        return "batch" if "mean" in roles else "layer" if "gain" in roles else "none"
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.recording.blueprint import recorded_blueprint
+
+        return recorded_blueprint(unpack_record(self.recording), symbols=self.symbols)

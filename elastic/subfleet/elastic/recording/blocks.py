@@ -1,0 +1,66 @@
+"""Finds residual blocks: layers that add something to their input, which a submodel can leave out."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from subfleet.elastic.recording.calls import Call, LayerSpan
+from subfleet.elastic.recording.dimensions import resolve
+from subfleet.elastic.recording.following import DimensionFollower
+from subfleet.elastic.recording.run import ModuleRun
+
+_ADDING = frozenset(
+    f"torch.{name}"
+    for name in ("add", "Tensor.add", "Tensor.add_", "Tensor.__add__", "Tensor.__iadd__", "Tensor.__radd__")
+)  # fmt: skip
+_PASSING = frozenset(
+    f"torch.{name}"
+    for name in (
+        "Tensor.contiguous", "nn.functional.dropout", "nn.functional.relu", "nn.functional.relu6",
+        "nn.functional.relu_", "relu", "relu_",
+    )
+)  # fmt: skip
+"""Functions that pass an input on that they have passed on before, or that may follow a sum."""
+
+
+def find_blocks(module: nn.Module, run: ModuleRun, follower: DimensionFollower) -> tuple[LayerSpan, ...]:
+    """The innermost layers with parameters whose result is their input plus something, in order."""
+    spans = [span for span in run.spans if _is_residual(module, run, follower, span)]
+    innermost = [span for span in spans if not any(_is_inside(other, span) for other in spans)]
+    return tuple(sorted(innermost, key=lambda span: span.start))
+
+
+def _is_inside(inner: LayerSpan, outer: LayerSpan) -> bool:
+    return inner is not outer and outer.start <= inner.start and inner.stop <= outer.stop
+
+
+def _is_residual(module: nn.Module, run: ModuleRun, follower: DimensionFollower, span: LayerSpan) -> bool:
+    if len(span.inputs) != 1 or not isinstance(span.out, Tensor) or span.layer == "":
+        return False
+    source, result = span.inputs[0], span.out
+    if source.shape != result.shape or not any(True for _ in module.get_submodule(span.layer).parameters()):
+        return False
+    same = all(
+        resolve(before) == resolve(after)
+        or all(leaf.reason or leaf.is_batch for leaf in (*resolve(before), *resolve(after)))
+        for before, after in zip(follower.dims_of(source), follower.dims_of(result), strict=True)
+    )
+    return same and _passes_on(source, result, run.calls[span.start : span.stop])
+
+
+def _passes_on(source: Tensor, result: Tensor, calls: tuple[Call, ...]) -> bool:
+    """Whether a result is a source plus something, perhaps through an activation."""
+    current, added = source, 0
+    for call in calls:
+        tensors = list(_list_given(call))
+        if not any(tensor is current for tensor in tensors):
+            continue
+        if call.name in _ADDING and len(tensors) == 2:
+            current, added = call.out, added + 1
+        elif call.name in _PASSING and added:
+            current = call.out
+    return added > 0 and current is result
+
+
+def _list_given(call: Call) -> Iterator[Tensor]:
+    return (item for item in call.args if isinstance(item, Tensor))

@@ -1,0 +1,123 @@
+"""Writes down the calls of PyTorch's public functions that a module makes, with the layers that make them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from subfleet.elastic.recording.attention import attend
+from subfleet.elastic.recording.following import DimensionFollower
+from subfleet.elastic.recording.functions import name_function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """A call of a function of PyTorch.
+
+    Attributes:
+        name: the function's public name, such as "torch.nn.functional.linear".
+        args: positional arguments.
+        kwargs: named arguments.
+        out: its result.
+        layer: path of the layer that calls it.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    layer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerSpan:
+    """The calls of a layer's forward pass.
+
+    Attributes:
+        layer: path of the layer.
+        start: number of calls before it.
+        stop: number of calls at its end.
+        inputs: tensors among its positional arguments.
+        out: its result.
+    """
+
+    layer: str
+    start: int
+    stop: int
+    inputs: tuple[Tensor, ...]
+    out: Any
+
+
+@dataclass(eq=False)
+class CallLog:
+    """The calls of a run so far.
+
+    Attributes:
+        follower: is told which layer is running.
+        calls: in order.
+        spans: of layers, in the order of their ends.
+    """
+
+    follower: DimensionFollower
+    calls: list[Call] = field(default_factory=list)
+    spans: list[LayerSpan] = field(default_factory=list)
+    _running: list[tuple[str, int, tuple[Tensor, ...]]] = field(default_factory=list)
+
+    def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add a call that has tensors among its results, or changes one."""
+        name = name_function(function)
+        if _list_tensors(out) or name.endswith("__setitem__"):
+            # Lists and dictionaries of the user's code may change later.
+            args, kwargs = pytree.tree_map(lambda item: item, (tuple(args), dict(kwargs)))
+            self.calls.append(Call(name=name, args=args, kwargs=kwargs, out=out, layer=self.follower.layer))
+
+    def watch(self, module: nn.Module) -> Callable[[], None]:
+        """Note when layers run; call the result to stop."""
+        handles = []
+        for path, layer in module.named_modules():
+            handles.append(layer.register_forward_pre_hook(self._enter(path)))
+            handles.append(layer.register_forward_hook(self._leave))
+
+        def stop() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return stop
+
+    def _enter(self, path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_layer: nn.Module, args: tuple[Any, ...]) -> None:
+            self._running.append((path, len(self.calls), tuple(_list_tensors(args))))
+            self.follower.layer = path
+
+        return hook
+
+    def _leave(self, _layer: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
+        path, start, inputs = self._running.pop()
+        self.follower.layer = self._running[-1][0] if self._running else ""
+        self.spans.append(LayerSpan(layer=path, start=start, stop=len(self.calls), inputs=inputs, out=out))
+
+
+class LoggingMode(TorchFunctionMode):
+    """Adds the outermost calls of PyTorch's functions to a log."""
+
+    def __init__(self, log: CallLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `torch.overrides.TorchFunctionMode`."""
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:
+            with self:  # its own parts can be cut, while PyTorch's function requires that heads make up the width
+                return attend(*args, **kwargs)
+        out = func(*args, **kwargs)
+        self._log.add(func, args, kwargs, out)
+        return out
+
+
+def _list_tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -1,0 +1,48 @@
+"""The functions of PyTorch that a recorded network may call."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import FunctionType, MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import get_overridable_functions, resolve_name
+
+_FACTORIES = (
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "meshgrid", "ones", "ones_like", "rand",
+    "rand_like", "randint", "randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like",
+)  # fmt: skip
+_PRIVATE = ("_weight_norm",)
+_METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+
+@cache
+def list_functions() -> Mapping[str, Callable[..., Any]]:
+    """The functions that a record may call, by name: those of torch, torch.nn.functional and Tensor on tensors.
+
+    None of them reads or writes files, loads code, or leaves the process.
+    """
+    functions = {
+        name_function(function): function
+        for own in get_overridable_functions().values()
+        for function in own
+        if resolve_name(function) is not None
+    }
+    functions |= {
+        f"torch.nn.functional.{name}": function
+        for name, function in vars(functional).items()
+        if isinstance(function, FunctionType) and function.__module__ == functional.__name__ and name[0] != "_"
+    }
+    factories = {f"torch.{name}": getattr(torch, name) for name in (*_FACTORIES, *_PRIVATE)}
+    methods = {f"torch.Tensor.{name}": getattr(Tensor, name) for name in _METHODS}
+    return MappingProxyType({**functions, **factories, **methods})
+
+
+def name_function(function: Any) -> str:
+    """The name of a function in `list_functions`, or one for messages if it has none there."""
+    own = getattr(function, "__name__", repr(function))
+    if getattr(torch, own, None) is function:
+        return f"torch.{own}"
+    return resolve_name(function) or own

@@ -1,0 +1,86 @@
+"""Makes a module that a configuration names, and records it."""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.recording.record import pack_record
+from subfleet.elastic.recording.recorder import record_module
+from subfleet.protocol.errors import ConfigError
+
+
+def record_named(
+    name: str, arguments: Mapping[str, Any], input_shape: tuple[int, ...], *, symbols: int = 0
+) -> Recorded:
+    """Import a module, and record it. Files in the current folder can be imported.
+
+    Args:
+        name: a function that returns a `torch.nn.Module`, or its class, such as "torchvision.models:resnet18".
+        arguments: its named arguments.
+        input_shape: shape of one sample.
+        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+
+    Raises:
+        ConfigError: there is no such function, it fails, it returns no module, or the module cannot be recorded.
+    """
+    build = _import(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # noqa: TID251 - the user's code draws; a repeated command must record the same network
+        try:
+            module = build(**arguments)
+        except Exception as error:  # whatever the user's code raises
+            raise ConfigError(f"{name}(...) with the arguments {dict(arguments)} fails: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{name} returns {type(module).__name__}, but must return a torch.nn.Module")
+    return record_network(module, input_shape, symbols=symbols)
+
+
+def record_network(module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0) -> Recorded:
+    """Record a module as the settings of a network; see `record_module`.
+
+    Raises:
+        ConfigError: the module cannot be recorded.
+    """
+    record = record_module(module, input_shape, symbols=symbols)
+    return Recorded(
+        input_shape=input_shape, class_count=record.class_count, recording=pack_record(record), symbols=symbols
+    )
+
+
+def _import(name: str) -> Any:
+    path, colon, attribute = name.partition(":")
+    if not colon or not path or not attribute:
+        raise ConfigError(f"module is {name!r:.80}, but must be like 'package.file:function'")
+    try:
+        with _importing_from(Path.cwd()):
+            found: Any = importlib.import_module(path)
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(
+            f"module {path!r} cannot be imported ({type(error).__name__}: {error}); install its package, or run the "
+            "command in the folder that contains it"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"module {path!r} has no {attribute!r}; name one of its functions or classes")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{name!r} is no function or class")
+    return found
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Also import files of a folder."""
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)

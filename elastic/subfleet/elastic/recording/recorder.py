@@ -1,0 +1,193 @@
+"""Records a module of any code as plain data, from which submodels of any size are built."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.elastic.recording.blocks import find_blocks
+from subfleet.elastic.recording.dimensions import Leaf, resolve
+from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
+from subfleet.elastic.recording.record import (
+    NetworkRecord,
+    RecordedAxis,
+    RecordedPlan,
+    RecordedProduct,
+    RecordedTensor,
+)
+from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, run_module
+from subfleet.elastic.recording.sizes import express, name_axes
+from subfleet.protocol.errors import ConfigError
+
+_BATCHES = (3, 5)
+"""Odd sizes, so that no other dimension is likely to have them."""
+_PLACES: Mapping[int, Literal["sample", "token", "pixel"]] = MappingProxyType({2: "sample", 3: "token", 4: "pixel"})
+"""What logits of so many dimensions are for."""
+_CHANCE = 4.0
+"""Standard errors."""
+
+
+def record_module(module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0) -> NetworkRecord:
+    """Record a module.
+
+    It is recorded twice, with other inputs and batch sizes, since a network that computes differently for different
+    inputs cannot be recorded.
+
+    Args:
+        module: maps a batch of samples to logits (batch, classes), (batch, tokens, classes) or (batch, classes, height,
+            width).
+        input_shape: of one sample.
+        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+
+    Raises:
+        ConfigError: the module fails, calls something that cannot be recorded, or branches on its data.
+    """
+    records = []
+    for seed, batch in enumerate(_BATCHES):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, *input_shape)
+        inputs = (
+            torch.randint(symbols, shape, generator=generator) if symbols else torch.randn(shape, generator=generator)
+        )
+        records.append(_write(module, run_module(module, inputs)))
+    _compare(*records)
+    return records[0]
+
+
+def _compare(first: NetworkRecord, second: NetworkRecord) -> None:
+    for mode in ("training", "evaluation"):
+        plans: tuple[RecordedPlan, RecordedPlan] = (getattr(first, mode), getattr(second, mode))
+        differing = next(
+            (pair for pair in zip(plans[0].calls, plans[1].calls, strict=False) if pair[0] != pair[1]), None
+        )
+        if differing is not None or len(plans[0].calls) != len(plans[1].calls):
+            layer = differing[0][-1] if differing else ""
+            raise ConfigError(
+                f"layer {layer!r} computes differently for different inputs or batch sizes in {mode}; a network must "
+                "call the same functions for every batch: replace branches on data, and do not store sizes of a batch"
+            )
+
+
+def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
+    names = name_axes(runs)
+    encoders = [CallEncoder(runs, run, names) for run in (runs.training, runs.evaluation)]
+    training, evaluation = (
+        _write_plan(module, runs, run, encoder)
+        for run, encoder in zip((runs.training, runs.evaluation), encoders, strict=True)
+    )
+    blocks = [name for name in training.blocks if name in evaluation.blocks]
+    containers: dict[str, list[str]] = {}
+    for name in blocks:
+        containers.setdefault(name.rpartition(".")[0], []).append(name)
+    follower = runs.follower
+    mixed = {names.get(leaf) for dim in follower.mixed for leaf in resolve(dim)}
+    return NetworkRecord(
+        class_count=runs.training.logits.shape[find_class_dim(runs.training.logits)],
+        predicts=_PLACES[runs.training.logits.dim()],
+        axes=tuple(
+            RecordedAxis(name=name, size=leaf.size, kind=leaf.kind or "channel", mixed=name in mixed)
+            for leaf, name in names.items()
+        ),
+        tensors=_write_tensors(module, runs, names),
+        fixed=tuple([name, *encode_tensor(runs.state[name])] for name in runs.fixed),
+        sections=tuple(map(tuple, containers.values())),
+        training=training,
+        evaluation=evaluation,
+        products=tuple(
+            RecordedProduct(
+                result=tuple(express(dim, names) for dim in product.result),
+                summed=tuple(express(dim, names) for dim in product.summed),
+                layer=product.layer,
+            )
+            for product in follower.products[: len(follower.products) // 2]  # those of evaluation are the same
+            if not product.weight
+        ),
+        whole=_list_whole(runs),
+    )
+
+
+def _write_plan(module: nn.Module, runs: ModuleRuns, run: ModuleRun, encoder: CallEncoder) -> RecordedPlan:
+    calls = encoder.encode_calls()
+    blocks = {
+        span.layer: (span.start, span.stop, encoder.find_value(span.inputs[0]), encoder.find_value(span.out))
+        for span in find_blocks(module, run, runs.follower)
+    }
+    return RecordedPlan(calls=calls, out=encoder.find_value(run.logits), blocks=blocks, constants=encoder.constants)
+
+
+def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str]) -> tuple[RecordedTensor, ...]:
+    positions = {
+        product.weight: math.prod(leaf.size for dim in product.result for leaf in resolve(dim))
+        for product in runs.follower.products
+        if product.weight
+    }
+    parameters, roles = dict(module.named_parameters()), _find_roles(runs)
+    tensors = []
+    for name, tensor in runs.state.items():
+        if name in runs.fixed:
+            continue
+        outputs = tensor.shape[0] if tensor.dim() else 1
+        tensors.append(
+            RecordedTensor(
+                name=name,
+                shape=tuple(express(dim, names) for dim in runs.follower.dims_of(tensor)),
+                parameter=name in parameters,
+                trained=name in parameters and parameters[name].requires_grad,
+                role=roles.get(name) or _guess_role(tensor, multiplied=name in positions),
+                positions=max(1, positions[name] // outputs) if name in positions else 1,
+                start=_measure_start(tensor),
+            )
+        )
+    return tuple(tensors)
+
+
+_NORMS = {"torch.nn.functional.batch_norm": (3, 4), "torch.nn.functional.layer_norm": (2, 3),
+          "torch.nn.functional.group_norm": (2, 3)}  # fmt: skip
+
+
+def _find_roles(runs: ModuleRuns) -> dict[str, str]:
+    """Roles that follow from the calls that read a tensor."""
+    names, roles = {id(tensor): name for name, tensor in runs.state.items()}, dict[str, str]()
+    for call in runs.training.calls:
+        given = [names.get(id(item), "") if isinstance(item, Tensor) else "" for item in call.args]
+        given += [""] * 5
+        if call.name == "torch.nn.functional.batch_norm":
+            roles |= {given[1]: "mean", given[2]: "variance"}
+        if call.name == "torch.nn.functional.embedding":
+            roles[given[1]] = "embedding"
+        if call.name in _NORMS:
+            keys = {"weight": call.kwargs.get("weight"), "bias": call.kwargs.get("bias")}
+            gain, bias = _NORMS[call.name]
+            roles |= {given[gain] or names.get(id(keys["weight"]), ""): "gain"}
+            roles |= {given[bias] or names.get(id(keys["bias"]), ""): "bias"}
+    roles.pop("", None)
+    return roles
+
+
+def _measure_start(tensor: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation; a mean that is as small as chance makes it counts as 0."""
+    numbers = tensor.detach().double()
+    mean, deviation = float(numbers.mean()), float(numbers.std(correction=0)) if numbers.numel() else 0.0
+    if deviation and abs(mean) < _CHANCE * deviation / math.sqrt(numbers.numel()):
+        mean = 0.0
+    return float(f"{mean:.4g}"), float(f"{deviation:.4g}")
+
+
+def _guess_role(tensor: Tensor, *, multiplied: bool) -> str:
+    """The role of a tensor that no norm or embedding reads."""
+    if tensor.dim() > 1:
+        return "weight" if multiplied else "embedding"
+    return "gain" if bool((tensor == 1).all()) else "bias"
+
+
+def _list_whole(runs: ModuleRuns) -> dict[str, tuple[str, ...]]:
+    """Dimensions of weights that are kept whole, by reason; sides of kernels and sizes of 1 are not listed."""
+    whole: dict[str, list[str]] = {}
+    for name, tensor in runs.state.items():
+        for place, dim in enumerate(runs.follower.dims_of(tensor)[:2]):
+            for reason in dict.fromkeys(leaf.reason for leaf in resolve(dim) if leaf.reason and leaf.size > 1):
+                whole.setdefault(reason, []).append(f"{name}[{place}]")
+    return {reason: tuple(places) for reason, places in whole.items()}

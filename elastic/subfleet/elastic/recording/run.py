@@ -1,0 +1,162 @@
+"""One run of a module: its calls, and what each dimension runs over."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode
+from subfleet.elastic.recording.dimensions import Leaf, keep_whole, make_whole_dim, resolve
+from subfleet.elastic.recording.following import DimensionFollower, FollowingMode
+from subfleet.elastic.recording.rules import RULES
+from subfleet.protocol.errors import ConfigError, SubfleetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleRun:
+    """What a run of a module shows.
+
+    Attributes:
+        logits: its result.
+        calls: the calls of functions, in order.
+        spans: the calls of each layer.
+    """
+
+    logits: Tensor
+    calls: tuple[Call, ...]
+    spans: tuple[LayerSpan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleRuns:
+    """A run of a module in training and one in evaluation.
+
+    Attributes:
+        state: the module's parameters and buffers by name.
+        fixed: names of the buffers that are not in the module's saved state or no floating-point numbers.
+        inputs: the input of both, with the batch first.
+        training: the run in training.
+        evaluation: the run in evaluation.
+        follower: what each dimension of both runs over.
+    """
+
+    state: Mapping[str, Tensor]
+    fixed: tuple[str, ...]
+    inputs: Tensor
+    training: ModuleRun
+    evaluation: ModuleRun
+    follower: DimensionFollower
+
+
+def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
+    """Run a module in training and in evaluation, and follow what it computes. It is unchanged afterwards.
+
+    Args:
+        module: maps a batch of samples to logits; see `record_module`.
+        inputs: a batch of at least two samples.
+
+    Raises:
+        ConfigError: the module fails, or returns no tensor.
+    """
+    follower = DimensionFollower(rules=RULES)
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
+    saved, parameters = module.state_dict().keys(), dict(module.named_parameters())
+    fixed = tuple(
+        name
+        for name, tensor in state.items()
+        if name not in parameters and (name not in saved or not tensor.is_floating_point())
+    )
+    batch = Leaf(len(inputs), is_batch=True)
+    follower.assign(inputs, [(batch,), *(make_whole_dim(size, "the shape of a sample") for size in inputs.shape[1:])])
+    follower.mark_computed(inputs)
+    for name, tensor in state.items():
+        follower.dims_of(tensor)
+        follower.name_weight(tensor, name)
+        if name in fixed:
+            for dim in follower.dims_of(tensor):
+                keep_whole(dim, "a buffer of constants")
+    training, evaluation = (_run_once(module, inputs, follower, training=mode) for mode in (True, False))
+    for run in (training, evaluation):
+        _name_classes(follower, run.logits)
+    _keep_joined_whole(follower, state)
+    return ModuleRuns(
+        state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
+    )
+
+
+def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *, training: bool) -> ModuleRun:
+    log = CallLog(follower=follower)
+    with _unchanged(module, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
+        stop_watching = log.watch(module)
+        try:
+            with LoggingMode(log), FollowingMode(follower):
+                out = module(inputs)
+        except SubfleetError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            raise ConfigError(
+                f"the network fails in layer {follower.layer!r} for inputs of shape {tuple(inputs.shape)}: {error}"
+            ) from error
+        finally:
+            stop_watching()
+    return ModuleRun(logits=_find_logits(out), calls=tuple(log.calls), spans=tuple(log.spans))
+
+
+def _find_logits(out: Any) -> Tensor:
+    if isinstance(out, Tensor) and 1 < out.dim() < 5:
+        return out
+    what = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    raise ConfigError(
+        f"the network returns {what}, but must return a tensor of logits: (batch, classes), (batch, tokens, classes) "
+        "or (batch, classes, height, width)"
+    )
+
+
+def find_class_dim(logits: Tensor) -> int:
+    """The dimension of the classes: the last one for tokens, else the one after the batch."""
+    return 2 if logits.dim() == 3 else 1
+
+
+def _name_classes(follower: DimensionFollower, logits: Tensor) -> None:
+    """Keep the results whole; the classes are an axis that is never cut."""
+    for place, dim in enumerate(follower.dims_of(logits)):
+        leaves = resolve(dim)
+        if place == find_class_dim(logits) and len(leaves) == 1 and not leaves[0].reason and not leaves[0].parts:
+            leaves[0].kind = "class"
+        else:
+            keep_whole(dim, "the shape of the network's results")
+
+
+def _keep_joined_whole(follower: DimensionFollower, state: Mapping[str, Tensor]) -> None:
+    """Keep dimensions of weights whole that read several outputs side by side."""
+    for tensor in state.values():
+        for dim in follower.dims_of(tensor):
+            for leaf in resolve(dim):
+                if leaf.parts:
+                    keep_whole((leaf,), "several outputs are concatenated")
+
+
+@contextmanager
+def _unchanged(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Set the mode of all layers; restore modes, tensors and counters at the end."""
+    modes = {layer: layer.training for layer in module.modules()}
+    counters = {layer: layer.num_batches_tracked for layer in module.modules() if isinstance(layer, _BatchNorm)}
+    before = {name: tensor.detach().clone() for name, tensor in module.state_dict(keep_vars=True).items()}
+    module.train(training)
+    for norm in counters:
+        norm.num_batches_tracked = None  # otherwise the layer works as before
+    try:
+        yield
+    finally:
+        for norm, counter in counters.items():
+            norm.num_batches_tracked = counter
+        with torch.no_grad():
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                tensor.copy_(before[name])
+        for layer, mode in modes.items():
+            layer.training = mode

@@ -1,0 +1,189 @@
+"""Arguments of calls that are sizes: they are written as expressions of axes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from subfleet.elastic.recording.calls import Call
+from subfleet.elastic.recording.dimensions import Leaf, may_be_cut, measure, resolve
+from subfleet.protocol.errors import ConfigError
+
+
+class Sizes(Protocol):
+    """Writes sizes of dimensions."""
+
+    def express(self, dim: Sequence[Leaf]) -> Any:
+        """The size of a dimension as plain data."""
+
+    def dims_of(self, tensor: Tensor) -> tuple[tuple[Leaf, ...], ...]:
+        """The dimensions of a tensor."""
+
+    def encode(self, value: Any) -> Any:
+        """An argument as plain data."""
+
+
+Arguments = tuple[list[Any], dict[str, Any]]
+Sizing = Callable[[Sizes, Call, list[Any], dict[str, Any]], Arguments]
+"""Replaces the sizes among a call's encoded arguments."""
+
+
+def _shape_result(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    """`view`, `reshape` and `expand`: the shape of the result; -1 stays."""
+    given = call.args[1:] if len(call.args) > 1 else (call.kwargs.get("shape", ()),)
+    if not all(isinstance(size, int) for size in given):
+        if isinstance(given[0], Sequence) and not isinstance(given[0], str):
+            shape = _express_shape(sizes, call.out, given[0])
+            return ([args[0], {"tuple": shape}], kwargs) if len(call.args) > 1 else (args, {"shape": {"tuple": shape}})
+        return args, kwargs  # a view as another type
+    return [args[0], *_express_shape(sizes, call.out, given)], kwargs
+
+
+def _express_shape(sizes: Sizes, out: Tensor, given: Sequence[int]) -> list[Any]:
+    return [-1 if size == -1 else sizes.express(dim) for size, dim in zip(given, sizes.dims_of(out), strict=True)]
+
+
+def _create(first: int) -> Sizing:
+    """A new tensor: its whole shape."""
+
+    def size(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+        shape = {"tuple": [sizes.express(dim) for dim in sizes.dims_of(call.out)]}
+        if len(call.args) <= first:
+            return args, {**kwargs, "size": shape}
+        flat = isinstance(call.args[first], int)
+        rest = args[first + len(call.out.shape) :] if flat else args[first + 1 :]
+        return [*args[:first], shape, *rest], kwargs
+
+    return size
+
+
+def _unflatten(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    place, parts = call.args[1] % call.args[0].dim(), len(call.args[2])
+    dims = sizes.dims_of(call.out)[place : place + parts]
+    return [*args[:2], {"tuple": [sizes.express(dim) for dim in dims]}], kwargs
+
+
+def _split(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    place = (call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", 0)) % call.args[0].dim()
+    counts = call.args[1] if len(call.args) > 1 else call.kwargs["split_size_or_sections"]
+    parts = [sizes.express(sizes.dims_of(out)[place]) for out in call.out]
+    sized = parts[0] if isinstance(counts, int) else parts
+    if len(call.args) > 1:
+        return [args[0], sized, *args[2:]], kwargs
+    return args, {**kwargs, "split_size_or_sections": sized}
+
+
+def _normalise_layer(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    given = call.args[1] if len(call.args) > 1 else call.kwargs["normalized_shape"]
+    shape = {"tuple": [sizes.express(dim) for dim in sizes.dims_of(call.args[0])[-len(given) :]]}
+    if len(call.args) > 1:
+        return [args[0], shape, *args[2:]], kwargs
+    return args, {**kwargs, "normalized_shape": shape}
+
+
+def _group(position: int, name: str) -> Sizing:
+    """The number of groups of a dimension of channels."""
+
+    def size(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+        groups = call.args[position] if len(call.args) > position else call.kwargs.get(name, 1)
+        if groups == 1:
+            return args, kwargs
+        sized = sizes.express(_take_outer(sizes.dims_of(call.args[0])[1], groups, call))
+        if len(call.args) > position:
+            return [*args[:position], sized, *args[position + 1 :]], kwargs
+        return args, {**kwargs, name: sized}
+
+    return size
+
+
+def _take_outer(dim: Sequence[Leaf], count: int, call: Call) -> list[Leaf]:
+    """The outer leaves of a dimension that make up a number."""
+    outer: list[Leaf] = []
+    for leaf in resolve(dim):
+        if measure(outer) == count:
+            break
+        outer.append(leaf)
+    if measure(outer) != count:
+        raise ConfigError(
+            f"layer {call.layer!r} calls {call.name} with {count} groups, which its channels do not consist of"
+        )
+    return outer
+
+
+def _narrow(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    source, place, start, length = call.args[:4]
+    dim = sizes.dims_of(source)[place]
+    if not may_be_cut(dim):
+        return args, kwargs
+    kept = sizes.express(sizes.dims_of(call.out)[place])
+    return [*args[:2], _count_before(sizes, dim, start), kept if length else 0], kwargs
+
+
+def _get_item(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    """Bounds of slices in dimensions that may be cut."""
+    source, given = call.args[:2]
+    indices = given if isinstance(given, tuple) else (given,)
+    if not any(isinstance(index, slice) for index in indices):
+        return args, kwargs
+    dims, place, encoded = sizes.dims_of(source), 0, []
+    for position, index in enumerate(indices):
+        if index is Ellipsis:
+            place = source.dim() - sum(later is not None for later in indices[position + 1 :])
+        if index is Ellipsis or index is None:
+            encoded.append(sizes.encode(index))
+            continue
+        if isinstance(index, slice) and index != slice(None) and may_be_cut(dims[place]):
+            start, stop, _ = index.indices(source.shape[place])
+            bounds = [_count_before(sizes, dims[place], bound) for bound in (start, stop)]
+            encoded.append({"slice": [*bounds, None]})
+        else:
+            encoded.append(sizes.encode(index))
+        place += 1
+    return [args[0], {"tuple": encoded}], kwargs
+
+
+def _count_before(sizes: Sizes, dim: Sequence[Leaf], bound: int) -> Any:
+    """The number of indices before a bound of a slice, as an expression."""
+    leaves = [leaf for leaf in resolve(dim) if leaf.size > 1]
+    if bound == 0:
+        return 0
+    if bound == measure(leaves):
+        return sizes.express(leaves)
+    if len(leaves) == 1 and leaves[0].parts:
+        before: list[Any] = []
+        remaining = bound
+        for part in leaves[0].parts:
+            if remaining < measure(part):
+                break
+            remaining -= measure(part)
+            size = sizes.express(part)
+            before.append(size["size"] if isinstance(size, dict) else size)
+        return {"size": ["+", *before, *([remaining] if remaining else [])]}
+    inner = sizes.express(leaves[1:])
+    return {"size": ["*", bound // measure(leaves[1:]), inner["size"] if isinstance(inner, dict) else inner]}
+
+
+def _repeat_names(table: Mapping[Sizing, Sequence[str]]) -> Mapping[str, Sizing]:
+    return MappingProxyType({name: sizing for sizing, names in table.items() for name in names})
+
+
+SIZED: Mapping[str, Sizing] = _repeat_names(
+    {
+        _shape_result: ("torch.Tensor.view", "torch.Tensor.reshape", "torch.reshape", "torch.Tensor.expand"),
+        _create(0): ("torch.empty", "torch.zeros", "torch.ones", "torch.rand", "torch.randn", "torch.full"),
+        _create(1): (
+            "torch.Tensor.new_zeros", "torch.Tensor.new_empty", "torch.Tensor.new_ones", "torch.Tensor.new_full",
+        ),
+        _unflatten: ("torch.Tensor.unflatten", "torch.unflatten"),
+        _split: ("torch.split", "torch.Tensor.split", "torch.functional.split"),
+        _normalise_layer: ("torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm"),
+        _group(1, "num_groups"): ("torch.nn.functional.group_norm",),
+        _group(6, "groups"): (
+            "torch.conv1d", "torch.conv2d", "torch.nn.functional.conv1d", "torch.nn.functional.conv2d",
+        ),
+        _narrow: ("torch.Tensor.narrow", "torch.narrow"),
+        _get_item: ("torch.Tensor.__getitem__",),
+    }
+)  # fmt: skip
+"""By the name of the called function."""

@@ -1,0 +1,134 @@
+"""Modules as people write them, which are recorded."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+
+class Branches(nn.Module):
+    """Two branches that are added, a shared layer, and attention over the places of an image."""
+
+    def __init__(self, width: int = 12, classes: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(2, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.left = nn.Conv2d(width, width, 3, padding=1)
+        self.right = nn.Conv2d(width, width, 1)
+        self.shared = nn.Linear(width, width)
+        self.mix = nn.TransformerEncoderLayer(width, 3, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.stem(images)
+        features = torch.relu(self.left(features)) + torch.sigmoid(self.right(features))
+        tokens = self.shared(features.flatten(2).transpose(1, 2))
+        tokens = self.shared(torch.relu(self.mix(tokens)))
+        logits: Tensor = self.head(tokens.mean(1))
+        return logits
+
+
+class Residual(nn.Module):
+    """A block that adds to its input."""
+
+    def __init__(self, width: int, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, 2 * width, 3, padding=1, groups=groups)
+        self.norm = nn.BatchNorm2d(2 * width)
+        self.last = nn.Conv2d(2 * width, width, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        added: Tensor = self.last(torch.relu(self.norm(self.conv(images))))
+        return images + added
+
+
+class Attention(nn.Module):
+    """Attention by hand, with fused queries, keys and values, a class token and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 16)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+        self.positions = nn.Parameter(torch.randn(1, 8, 16))
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        stream = torch.cat([self.token.expand(len(sequence), -1, -1), self.embed(sequence)], 1) + self.positions
+        queries, keys, values = self.qkv(stream).view(len(sequence), 8, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        weights = (queries @ keys.transpose(-2, -1)).softmax(-1)
+        stream = stream + self.out((weights @ values).transpose(1, 2).reshape(len(sequence), 8, 16))
+        logits: Tensor = self.head(stream[:, 0])
+        return logits
+
+
+class Gated(nn.Module):
+    """Halves of a layer's outputs multiplied, groups normalised, and an upsampled image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.gates = nn.Conv2d(16, 24, 1)
+        self.up = nn.ConvTranspose2d(12, 8, 2, stride=2)
+        self.last = weight_norm(nn.Conv2d(8, 4, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        value, gate = self.gates(functional.gelu(self.norm(self.first(images)))).chunk(2, dim=1)
+        logits: Tensor = self.last(self.up(value * torch.sigmoid(gate)))
+        return logits
+
+
+class Tokens(nn.Module):
+    """An embedding, a GRU and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.gru = nn.GRU(8, 12, batch_first=True)
+        self.head = nn.Linear(12, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.gru(self.embed(tokens))[0][:, -1])
+        return logits
+
+
+class Joined(nn.Module):
+    """Outputs of two layers side by side, and a buffer of constants."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 4), nn.Linear(6, 8)
+        self.hidden = nn.Linear(12, 10)
+        self.head = nn.Linear(10, 3)
+        self.register_buffer("scale", torch.full((1,), float("inf")), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        both = torch.cat([self.left(inputs), self.right(inputs)], -1).clamp(max=self.scale)
+        logits: Tensor = self.head(torch.relu(self.hidden(torch.relu(both))))
+        return logits
+
+
+MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
+    {
+        "branches": (Branches, (2, 6, 6), 0),
+        "residual": (
+            lambda: nn.Sequential(
+                nn.Conv2d(1, 8, 3), Residual(8), Residual(8, groups=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                nn.Linear(8, 3),
+            ),
+            (1, 6, 6),
+            0,
+        ),
+        "attention": (Attention, (7, 6), 0),
+        "gated": (Gated, (3, 8, 8), 0),
+        "tokens": (Tokens, (9,), 11),
+        "joined": (Joined, (6,), 0),
+    }
+)  # fmt: skip
+"""A function that makes a module, the shape of its samples, and the number of symbols."""

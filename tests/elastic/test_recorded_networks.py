@@ -1,0 +1,197 @@
+"""Any module is recorded as plain data, and replayed at any size."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from elastic.recorded_cases import MODULES, Branches
+from torch import Tensor, nn
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.maps import extract, overwrite, tensor_maps
+from subfleet.elastic.network import Network
+from subfleet.elastic.recording.loading import record_network
+from subfleet.elastic.recording.record import NetworkRecord, unpack_record
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix
+
+_CUT = 1e-6
+
+
+def record(name: str) -> tuple[nn.Module, Recorded, Tensor]:
+    """A module, its record, and a batch of inputs."""
+    make, shape, symbols = MODULES[name]
+    generator = torch.Generator().manual_seed(3)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.set_rng_state(generator.get_state())
+        module = make()
+    family = record_network(module, shape, symbols=symbols)
+    whole = (4, *shape)
+    inputs = torch.randint(symbols, whole, generator=generator) if symbols else torch.randn(whole, generator=generator)
+    return module, family, inputs
+
+
+def read(family: Recorded) -> NetworkRecord:
+    return unpack_record(family.recording)
+
+
+def draw_state(module: nn.Module, network: Network) -> dict[str, Tensor]:
+    """The module's tensors, with random statistics and biases."""
+    generator = torch.Generator().manual_seed(5)
+    state = {}
+    for name, decl in network.tensors.items():
+        tensor = module.state_dict()[name].clone()
+        drawn = torch.rand(tensor.shape, generator=generator)
+        state[name] = drawn + 0.5 if decl.role == "variance" else tensor + 0.1 * drawn
+    return state
+
+
+def draw_architecture(network: Network, rng: random.Random, *, keep: frozenset[str]) -> Architecture:
+    """Any indices of every axis that is not kept, and some blocks."""
+    axes = []
+    for name, axis in sorted(network.axes.items()):
+        if name in keep or axis.kind == "class":
+            continue
+        count = rng.randint(max(1, axis.size // 3), axis.size)
+        axes.append((name, Explicit(indices=tuple(sorted(rng.sample(range(axis.size), count))))))
+    return Architecture(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks if rng.random() < 0.6))
+
+
+def mask(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the network with nothing but these blocks, zero at removed indices; variances stay 1."""
+    maps = tensor_maps(network, architecture)
+    kept = extract(network, Architecture(blocks=architecture.blocks), state)
+    return {
+        name: overwrite(
+            maps[name],
+            maps[name].extract(tensor),
+            torch.full_like(tensor, float(network.tensors[name].role == "variance")),
+        )
+        for name, tensor in kept.items()
+    }
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_whole_network_computes_the_same_bits(name: str) -> None:
+    module, family, inputs = record(name)
+    network = network_of(family)
+    replayed = build_module(network, network.full_architecture())
+    replayed.load_state_dict({own: module.state_dict()[own] for own in network.tensors})
+    for training in (False, True):
+        assert torch.equal(replayed.train(training)(inputs), module.train(training)(inputs))
+    assert all(torch.equal(replayed.state_dict()[own], module.state_dict()[own]) for own in network.tensors)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_submodel_computes_what_the_masked_network_computes(name: str) -> None:
+    module, family, inputs = record(name)
+    network, rng = network_of(family), random.Random(1)
+    keep = frozenset(axis.name for axis in read(family).axes if axis.mixed)
+    state, cut = draw_state(module, network), 0
+    for _ in range(8):
+        architecture = draw_architecture(network, rng, keep=keep)
+        small = build_module(network, architecture)
+        small.load_state_dict(extract(network, architecture, state))
+        large = build_module(network, Architecture(blocks=architecture.blocks))
+        large.load_state_dict(mask(network, architecture, state))
+        ours, expected = small.eval()(inputs), large.eval()(inputs)
+        assert float((ours - expected).detach().abs().max()) <= _CUT * max(1.0, float(expected.detach().abs().max()))
+        cut += network.parameter_count(architecture) < network.parameter_count(network.full_architecture())
+    assert cut > 4, "hardly anything was cut"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_half_of_every_axis_trains(name: str) -> None:
+    _, family, inputs = record(name)
+    network = network_of(family)
+    axes = tuple(
+        (own, Prefix(size=max(1, axis.size // 2)))
+        for own, axis in sorted(network.axes.items())
+        if axis.kind != "class" and axis.size > 1
+    )
+    architecture = Architecture(axes=axes)
+    module = build_module(network, architecture).train()
+    module(inputs).square().sum().backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+    # What several outputs side by side are read by is kept whole.
+    most = 0.7 if name == "joined" else 0.6
+    assert network.parameter_count(architecture) < most * network.parameter_count(network.full_architecture())
+
+
+def test_blocks_are_layers_that_add_to_their_input() -> None:
+    _, family, _ = record("residual")
+    assert [block.name for block in network_of(family).blocks] == ["1", "2"]
+    assert family.depths == (3,)
+
+
+def test_attention_has_heads_and_their_width() -> None:
+    kinds = {axis.kind: axis.size for axis in network_of(record("branches")[1]).axes.values()}
+    assert (kinds["head"], kinds["head_dim"], kinds["class"]) == (3, 4, 5)
+
+
+def test_it_is_known_what_is_kept_whole_and_why() -> None:
+    whole = read(record("joined")[1]).whole
+    assert whole["several outputs are concatenated"] == (
+        "left.weight[0]", "left.bias[0]", "right.weight[0]", "right.bias[0]", "hidden.weight[1]",
+    )  # fmt: skip
+    assert whole["the shape of a sample"] == ("left.weight[1]", "right.weight[1]")
+
+
+def test_operations_are_those_of_the_layers() -> None:
+    _, family, _ = record("residual")
+    network = network_of(family)
+    cost = estimate_cost(network, network.full_architecture(), batch_size=1)
+    stem, plain, grouped = 16 * 8 * 9, 16 * (16 * 8 * 9 + 8 * 16), 16 * (16 * 2 * 9 + 8 * 16)
+    assert cost.forward_macs == stem + plain + grouped + 8 * 3
+
+
+def test_attention_counts_its_products() -> None:
+    network = network_of(record("attention")[1])
+    cost = estimate_cost(network, network.full_architecture(), batch_size=1)
+    assert cost.forward_macs == 7 * 6 * 16 + 8 * 16 * 48 + 2 * 8 * 8 * 16 + 8 * 16 * 16 + 16 * 3
+
+
+def test_first_weights_are_like_those_of_the_module() -> None:
+    module, family, _ = record("branches")
+    state = init_state(network_of(family), 0)
+    for name, tensor in state.items():
+        own = module.state_dict()[name]
+        if float(own.std(correction=0)) == 0:
+            assert torch.equal(tensor, own), name
+        elif own.numel() > 100:
+            assert 0.8 < float(tensor.std() / own.std()) < 1.25, name
+
+
+def test_recording_leaves_the_module_as_it_was() -> None:
+    module, random_state = Branches().eval(), torch.random.get_rng_state()
+    module.stem.train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    modes = [layer.training for layer in module.modules()]
+    record_network(module, (2, 6, 6))
+    assert [layer.training for layer in module.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+
+
+def test_a_record_is_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\n\n"
+        "def build():\n    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+    )
+    program = (
+        "from subfleet.elastic.recording.loading import record_named\n"
+        "print(''.join(record_named('mine:build', {}, (4,)).recording))\n"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(texts) == 1
+    assert texts.pop()

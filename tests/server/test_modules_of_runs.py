@@ -1,0 +1,86 @@
+"""A run names a PyTorch module; it is imported once, where the file is read."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.settings.reading import read_run
+from subfleet.settings.run import Run
+
+_NAMED = 'module = "code_of_a_test:build"\n'
+_CODE = """
+from torch import nn
+
+
+def build(width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a file of code."""
+    (tmp_path / "code_of_a_test.py").write_text(_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "code_of_a_test", raising=False)
+    return tmp_path
+
+
+def write(folder: Path, model: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(f'base = "quickstart"\n\n[model]\n{model}\n')
+    return path
+
+
+def test_a_module_is_the_network_of_a_run(folder: Path) -> None:
+    run = read_run(
+        write(folder, 'module = "code_of_a_test:build"\narguments = { width = 12 }\ninput_shape = [1, 8, 8]')
+    )
+    assert isinstance(run.model, Recorded)
+    assert (run.model.input_shape, run.model.class_count) == ((1, 8, 8), 10)
+    network = network_of(run.model)
+    assert network.shapes(Architecture(axes=(("1", Prefix(size=3)),))) == {
+        "1.weight": (3, 64), "1.bias": (3,), "3.weight": (10, 3), "3.bias": (10,),
+    }  # fmt: skip
+
+
+def test_what_is_stored_needs_no_code(folder: Path) -> None:
+    run = read_run(write(folder, _NAMED + "input_shape = [1, 8, 8]"))
+    (folder / "code_of_a_test.py").unlink()
+    sys.modules.pop("code_of_a_test")
+    again = from_plain(Run, parse_json(canonical_json(run), max_bytes=2**20))
+    assert again == run
+    assert network_of(again.model).parameter_count(Architecture()) == 64 * 8 + 8 + 8 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (_NAMED, "model.input_shape"),
+        (_NAMED + 'input_shape = [1, 8, 8]\nwidth = 3', "model.width"),
+        (_NAMED + 'input_shape = [1, 8, 8]\narguments = 3', "arguments is 3, but must be a table"),
+        (
+            _NAMED + 'input_shape = [1, 8, 8]\narguments = { depth = 3 }',
+            "fails: build.. got an unexpected keyword argument 'depth'",
+        ),
+        (_NAMED + 'input_shape = [3, 8, 8]', "the network fails in layer '1' for inputs of shape"),
+        ('module = "nowhere_at_all:build"\ninput_shape = [1, 8, 8]', "module 'nowhere_at_all' cannot be imported"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(folder: Path, model: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_run(write(folder, model))
+
+
+def test_a_method_that_makes_cells_wider_needs_a_family_with_widths(folder: Path) -> None:
+    path = write(folder, 'module = "code_of_a_test:build"\ninput_shape = [1, 8, 8]')
+    with pytest.raises(
+        ConfigError, match="makes cells of the network wider and deeper, but a network of family 'recor"
+    ):
+        read_run(path, ["method.type='fedtrans'"])
