@@ -1,12 +1,16 @@
 """Modules as people write them, which are recorded."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
+
+from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.recording.loading import record_network
 
 
 class Branches(nn.Module):
@@ -132,3 +136,10 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
     }
 )  # fmt: skip
 """A function that makes a module, the shape of its samples, and the number of symbols."""
+
+
+@cache
+def record_case(name: str) -> Recorded:
+    """The record of one of these modules."""
+    make, shape, symbols = MODULES[name]
+    return record_network(make(), shape, symbols=symbols)

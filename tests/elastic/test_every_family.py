@@ -3,17 +3,16 @@
 import pytest
 from elastic.elastic_cases import CONFIGS, DENSE, objective_of
 from elastic.path_cases import PATHS
-from elastic.recorded_cases import MODULES
+from elastic.recorded_cases import record_case
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family
-from subfleet.elastic.recording.loading import record_network
 from subfleet.testing import FamilyContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
-RECORDED = tuple(record_network(make(), shape, symbols=symbols) for make, shape, symbols in MODULES.values())
+RECORDED = tuple(map(record_case, ("branches", "residual", "tokens")))
 EVERY: tuple[Family, ...] = (*CONFIGS, *DENSE.values(), VIT, BERT, CLASSIFIER, DECODER, LSTM, *PATHS, *RECORDED)
 PROGRAMS = [
     pytest.param(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from elastic.elastic_cases import CONFIGS, DENSE, LAYERED, objective_of
 from elastic.path_cases import PATHS
+from elastic.recorded_cases import record_case
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
 from matrices import mostly_long
@@ -40,7 +41,7 @@ from subfleet.protocol.submodel import Architecture, Centre, Prefix
 pytestmark = [pytest.mark.export]
 
 SMALL: dict[str, Family] = {}
-for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS):
+for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS, record_case("residual")):
     SMALL.setdefault(config.TYPE, config)
 QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families with programs that are planned here; `benchmarks/plan_estimate.py` covers all families."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, DENSE, MLP, RESNET, objective_of
 from elastic.path_cases import CNN_PATH, POOLED_PATH, RNN_PATH
+from elastic.recorded_cases import record_case
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.mutants import MUTATIONS, Again, Gradients, Mutation, Trained, gradients_of, swapped
 from matrices import mostly_long
@@ -43,6 +44,7 @@ CONFIGS: dict[str, Family] = {
     "choice_cnn pooled": POOLED_PATH,
     "choice_rnn": RNN_PATH,
     "published ds_cnn": presets.ds_cnn.settings,
+    "recorded": record_case("residual"),
 }
 OPTIMISERS = {
     "momentum": OptimiserSettings(),
