@@ -181,6 +181,7 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     assert choose_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 
+@pytest.mark.slow
 def test_text_of_a_device_does_not_control_the_operators_terminal(tmp_path: Path) -> None:
     code = (
         "import logging; from subfleet.cli.errors import report_errors; from subfleet.protocol.errors import RunError\n"

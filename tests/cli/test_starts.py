@@ -169,6 +169,7 @@ def test_an_address_that_other_machines_can_reach_has_a_warning(host: str, words
     assert warning.count("\n") == 0
 
 
+@pytest.mark.slow
 def test_the_warning_is_logged_when_the_api_is_opened_to_other_machines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

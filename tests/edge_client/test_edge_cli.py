@@ -130,6 +130,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert run(capsys, "--version") == (0, f"subfleet-edge {version('subfleet')}\n", "")
 
 
+@pytest.mark.slow
 def test_an_unreachable_broker_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str) -> None:
     code, _, err = run(capsys, "join", NOBODY, "--data", data, "--state", str(tmp_path / "state"))
     assert code == ExitCode.TRANSPORT
@@ -208,6 +209,7 @@ def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
     monkeypatch.setattr(runtimes, "TRAINERS", Registry("fake.trainers", "runtime", find=lambda group: entries))
 
 
+@pytest.mark.slow
 def test_predict_chooses_the_trainer_by_suffix_and_prints_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

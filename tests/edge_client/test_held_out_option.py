@@ -17,6 +17,7 @@ from subfleet.transport.address import BrokerOptions
 NOBODY = "mqtt://127.0.0.1:1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("held_out_count", "larger"), [(4, "data"), (60, "held out")])
 def test_join_tells_how_many_samples_are_held_out_and_counts_the_larger_data(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held_out_count: int, larger: str

@@ -230,6 +230,7 @@ def test_100_gb_are_refused_before_a_byte_is_requested(tmp_path: Path) -> None:
     rig.until(lambda: "t2" in rig.server.updates)
 
 
+@pytest.mark.slow
 def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> None:
     """Each round has another program; the server acknowledges no updates, so that they must stay."""
     limit_bytes = len(PROGRAM) + 5 * len(WEIGHTS) + 64 * KIB  # two updates wait during the fourth task

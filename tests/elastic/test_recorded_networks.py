@@ -178,6 +178,7 @@ def test_recording_leaves_the_module_as_it_was() -> None:
     assert torch.equal(torch.random.get_rng_state(), random_state)
 
 
+@pytest.mark.slow
 def test_a_record_is_the_same_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n\n"

@@ -86,6 +86,7 @@ def test_gradients_that_cannot_be_scored_are_refused(
         zico(change(list(draw_gradients(2))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [RESNET, MLP])
 def test_a_submodel_is_scored_by_the_gradients_of_its_layers(config: object, device: torch.device) -> None:
     network = network_of(RESNET if config is RESNET else MLP)

@@ -71,6 +71,7 @@ def test_results_of_another_number_or_shape_are_errors() -> None:
         verify_training(run_with_change(step, "new.parameter.weight", lambda tensor: tensor[None]), step, seeded())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "from_samples", "passes"),
     [
@@ -108,6 +109,7 @@ def test_a_larger_jump_must_be_gone_on_another_batch(batches: int, passes: bool)
         verify_training(run, step, seeded())
 
 
+@pytest.mark.slow
 def test_unused_parameters_keep_their_bits() -> None:
     module = nn.Linear(4, 3)
     module.register_parameter("unused", nn.Parameter(torch.ones(5)))

@@ -96,6 +96,7 @@ def test_errors_in_code_that_a_plugin_calls_are_attributed_to_it(load_plugin_mod
         assert f"of package theirs {words}" in describe_error(catch(function))[1]
 
 
+@pytest.mark.slow
 def test_our_defects_stay_ours_within_a_context_of_a_plugin(load_plugin_module: Any) -> None:
     module = load_plugin_module("theirs_of_a_test.observers")
 

@@ -60,6 +60,7 @@ def with_calibration(**changes: Any) -> dict[str, Any]:
     return {"model": BATCH_NORM, "norms": "calibrated", **changes}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rounds=st.integers(1, 40), every=st.integers(0, 12))
 def test_norms_are_measured_every_few_rounds_and_after_the_last(rounds: int, every: int) -> None:

@@ -103,6 +103,7 @@ def have_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]
     return all(torch.equal(left[name].view(torch.int32), right[name].view(torch.int32)) for name in STATE)
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("robust", [None, CoordinateMedian(least_clients=2)], ids=["mean", "median"])
 def test_encoded_updates_are_aggregated_like_their_decoded_values(

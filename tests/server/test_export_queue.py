@@ -317,6 +317,7 @@ def _run_first_round(context: RunContext) -> RunState:
     return train_all(context, state)[0]
 
 
+@pytest.mark.slow
 def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> None:
     context = context_of(method=SEARCH)
     state = _run_first_round(context)

@@ -164,6 +164,7 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_a_long_run_is_resumed_from_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = _journal(tmp_path)
     after = start = training(PLAN)

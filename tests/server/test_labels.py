@@ -149,6 +149,7 @@ def read_images(folder: Path, *names: str, classes: tuple[str, ...] = ()) -> Any
     return settings, dataset
 
 
+@pytest.mark.slow
 def test_a_run_without_names_has_those_of_its_evaluation_folder(tmp_path: Path) -> None:
     settings, dataset = read_images(tmp_path / "a", "9", "10", "2")
     assert settings.data.classes == dataset.class_names == ("2", "9", "10")

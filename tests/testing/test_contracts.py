@@ -114,6 +114,7 @@ def test_a_method_that_moves_untrained_elements_fails(tmp_path: Path) -> None:
         method_contract("decayed").test_a_round_with_learning_rate_0_changes_nothing(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_method_that_moves_elements_without_a_holder_fails(tmp_path: Path) -> None:
     method_contract("sound").test_elements_that_no_client_has_keep_their_bits(tmp_path)
     with pytest.raises(AssertionError, match="changed where no client has it"):

@@ -106,6 +106,7 @@ CASES: Mapping[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_chain_trains_what_plain_pytorch_trains_along_its_paths(
     tmp_path: Path, drawn_paths: Paths, case: str
@@ -149,6 +150,7 @@ def test_operators_off_the_path_keep_momentum_and_weights(tmp_path: Path, monkey
     assert momentum_changes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward_macs", [None, 120])
 def test_every_choice_counts_all_examples_once(tmp_path: Path, drawn_paths: Paths, forward_macs: int | None) -> None:
     choices = {"section0.block1": ("dense", "identity")}
@@ -166,6 +168,7 @@ def test_every_choice_counts_all_examples_once(tmp_path: Path, drawn_paths: Path
         assert counts[choice] == examples
 
 
+@pytest.mark.slow
 def test_a_subspace_trains_and_sends_only_its_own_tensors(tmp_path: Path) -> None:
     choices = {"section0.block0": ("identity",), "section0.block2": ("dense",)}
     job, pieces = write_train_job(tmp_path, choices=choices), Pieces()
@@ -199,6 +202,7 @@ def test_a_path_without_room_is_never_drawn(tmp_path: Path, drawn_paths: Paths) 
         assert ("added/forward" in pieces.loads) == ("added" in allowed)
 
 
+@pytest.mark.slow
 def test_without_room_for_the_leanest_path_nothing_is_loaded(tmp_path: Path) -> None:
     job, pieces = write_train_job(tmp_path), Pieces()
     least_bytes = chain().plan_memory(chain().links).least_peak_bytes
@@ -210,6 +214,7 @@ def test_without_room_for_the_leanest_path_nothing_is_loaded(tmp_path: Path) -> 
     assert pieces.loads
 
 
+@pytest.mark.slow
 def test_a_path_beyond_the_multiplications_is_never_drawn(tmp_path: Path, drawn_paths: Paths) -> None:
     job = write_train_job(tmp_path, replace(SETTINGS, epochs=8))
     train(replace(job, work=replace(job.work, paths=PathSettings(forward_macs=80))))
@@ -219,6 +224,7 @@ def test_a_path_beyond_the_multiplications_is_never_drawn(tmp_path: Path, drawn_
         train(replace(job, work=replace(job.work, paths=PathSettings(forward_macs=39))))
 
 
+@pytest.mark.slow
 def test_an_operator_that_the_runtime_refuses_is_left_out(
     tmp_path: Path, drawn_paths: Paths, caplog: pytest.LogCaptureFixture
 ) -> None:

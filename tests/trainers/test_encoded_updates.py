@@ -32,6 +32,7 @@ def decode(codec: AnyUpdateCodec, content: bytes) -> dict[str, npt.NDArray[np.fl
     return {name: decode_change(codec, name, arrays[name], shape, exact=False) for name, shape in SHAPES.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.TYPE)
 def test_a_device_sends_its_encoded_change(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)

@@ -141,6 +141,7 @@ def test_an_invalid_file_counts_as_empty(tmp_path: Path, content: bytes) -> None
     assert known.chunk_bytes == 3_840
 
 
+@pytest.mark.slow
 def test_the_file_has_a_limited_number_of_brokers(tmp_path: Path) -> None:
     path = tmp_path / "brokers.json"
     for number in range(200):

@@ -43,6 +43,7 @@ def _fake_broker(answer: bytes | None) -> int:
     return port
 
 
+@pytest.mark.slow
 def test_too_many_open_files_are_one_sentence() -> None:
     """paho waits with select(), which ignores file descriptors of 1024 and more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

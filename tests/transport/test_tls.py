@@ -203,6 +203,7 @@ def _list_files(certificates: Certificates, folder: Path) -> dict[str, tuple[Tls
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["no such ca", "no such key", "no ca", "no certificate", "no key", "another key", "locked"]
 )

@@ -86,6 +86,7 @@ def test_with_other_first_layers_it_is_standalone(sharing: Sharing, tmp_path: Pa
         assert have_same_bits(view_model(context, shared, client), view_model(reference, alone, client))
 
 
+@pytest.mark.slow
 def test_a_later_client_with_another_architecture_takes_nothing_from_the_others(tmp_path: Path) -> None:
     context = make_context(FlexiFed(sharing="basic"))
     whole, _ = find_whole_and_shallow(context)

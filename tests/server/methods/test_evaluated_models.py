@@ -55,6 +55,7 @@ def test_every_method_with_a_size_as_its_parameter_is_tried() -> None:
     assert set(OF_ONE_SIZE) == {name for name, kind in METHODS.items() if "model" in kind.__dataclass_fields__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_evaluates_the_trained_model_that_the_checkpoint_holds(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
@@ -84,6 +85,7 @@ def test_the_size_that_is_trained_has_its_name_and_the_whole_model_has_none(tmp_
     assert (whole.submodel, whole.description, whole.short) == ("", "the full model", "full")
 
 
+@pytest.mark.slow
 def test_the_largest_that_was_ever_trained_stays_the_model(tmp_path: Path) -> None:
     context = make_context(HeteroFL())
     last = len(context.space) - 1

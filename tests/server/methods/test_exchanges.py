@@ -75,6 +75,7 @@ def compute_outputs(network: Network, architecture: Architecture, state: dict[st
     return outputs
 
 
+@pytest.mark.slow
 def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
     """Down after up is the identity, so that a single client loses nothing of its training."""
     context = make_context(Copying(), replace(MODEL, norm="batch"))
@@ -91,6 +92,7 @@ def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
             torch.testing.assert_close(after[name], before[name] + change[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_does(tmp_path: Path) -> None:
     """The model begins as copies of the client's network, with the identity in the blocks that the client lacks."""
     context = make_context(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))

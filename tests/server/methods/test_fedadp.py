@@ -148,6 +148,7 @@ def test_what_a_client_copies_is_drawn_once_and_survives_a_crash(tmp_path: Path)
     assert relative_distance(extract_received(context, elsewhere, ada), extract_received(context, first, ada)) > 0.01
 
 
+@pytest.mark.slow
 def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path) -> None:
     """The union becomes wider and deeper; each client's network stays the same, to float32."""
     context = context_of()

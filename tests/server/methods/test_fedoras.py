@@ -107,6 +107,7 @@ def test_with_one_operator_at_each_place_it_is_federated_averaging_by_examples(t
             assert torch.equal(tensor, before[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [1, 2])
 def test_an_operator_that_too_few_clients_drew_stays_to_the_bit(least: int, tmp_path: Path) -> None:
     """O2: the public code maps no searchable tensor to its operator, and keeps what only one client trained."""

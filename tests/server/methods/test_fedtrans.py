@@ -102,6 +102,7 @@ def evolve_once(
 # --- runs without growth ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_network_that_never_grows_is_fedavg_to_the_bit(tmp_path: Path) -> None:
     """T2."""
     methods: tuple[AnyMethod, ...] = (FedTrans(first="configured", beta=-1e9), FedAvg())

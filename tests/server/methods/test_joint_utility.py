@@ -15,6 +15,7 @@ from subfleet.methods.growth import clip_losses, convergence, inherit_utilities,
 from subfleet.protocol.limits import MAX_LOSS
 
 
+@pytest.mark.slow
 @relaxed
 @given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=9))
 def test_chances_are_a_softmax(values: list[float]) -> None:

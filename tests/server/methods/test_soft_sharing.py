@@ -143,6 +143,7 @@ def test_the_first_network_takes_in_nothing(share: Any, tmp_path: Path) -> None:
     assert not have_same_bits(apart.of("").shared, both.of("").shared)
 
 
+@pytest.mark.slow
 def test_networks_that_compute_the_same_share_nothing_new(line: Line) -> None:
     """T4: each network equals what its parent derives, and sharing leaves it unchanged."""
     states = dict(line.states)
@@ -164,6 +165,7 @@ def test_with_a_decay_of_0_all_networks_keep_their_bits(line: Line, share: Share
     assert all(have_same_bits(shared[name], own) for name, own in states.items())
 
 
+@pytest.mark.slow
 def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
     """Equation 5, with the weights that the child would begin with if derived from the parent's current weights."""
     states = perturb(line.states, 4)

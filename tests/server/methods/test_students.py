@@ -36,6 +36,7 @@ def list_students(
     return taught
 
 
+@pytest.mark.slow
 def test_students_of_dynamic_selection_are_of_the_space_that_it_searches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
