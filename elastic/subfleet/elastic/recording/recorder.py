@@ -102,7 +102,7 @@ def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
                 summed=tuple(express(dim, names) for dim in product.summed),
                 layer=product.layer,
             )
-            for product in follower.products[: len(follower.products) // 2]  # those of evaluation are the same
+            for product in runs.training.products
             if not product.weight
         ),
         whole=_list_whole(runs),
@@ -121,7 +121,7 @@ def _write_plan(module: nn.Module, runs: ModuleRuns, run: ModuleRun, encoder: Ca
 def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str]) -> tuple[RecordedTensor, ...]:
     positions = {
         product.weight: math.prod(leaf.size for dim in product.result for leaf in resolve(dim))
-        for product in runs.follower.products
+        for product in runs.training.products
         if product.weight
     }
     parameters, roles = dict(module.named_parameters()), _find_roles(runs)

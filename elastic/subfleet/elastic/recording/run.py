@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode
 from subfleet.elastic.recording.dimensions import Leaf, keep_whole, make_whole_dim, resolve
-from subfleet.elastic.recording.following import DimensionFollower, FollowingMode
+from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product
 from subfleet.elastic.recording.rules import RULES
 from subfleet.protocol.errors import ConfigError, SubfleetError
 
@@ -24,11 +24,13 @@ class ModuleRun:
         logits: its result.
         calls: the calls of functions, in order.
         spans: the calls of each layer.
+        products: matrix products and convolutions, in order.
     """
 
     logits: Tensor
     calls: tuple[Call, ...]
     spans: tuple[LayerSpan, ...]
+    products: tuple[Product, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +92,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
 
 
 def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *, training: bool) -> ModuleRun:
-    log = CallLog(follower=follower)
+    log, before = CallLog(follower=follower), len(follower.products)
     with _unchanged(module, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
         stop_watching = log.watch(module)
         try:
@@ -104,7 +106,12 @@ def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *,
             ) from error
         finally:
             stop_watching()
-    return ModuleRun(logits=_find_logits(out), calls=tuple(log.calls), spans=tuple(log.spans))
+    return ModuleRun(
+        logits=_find_logits(out),
+        calls=tuple(log.calls),
+        spans=tuple(log.spans),
+        products=tuple(follower.products[before:]),
+    )
 
 
 def _find_logits(out: Any) -> Tensor:

@@ -112,12 +112,11 @@ def _take_outer(dim: Sequence[Leaf], count: int, call: Call) -> list[Leaf]:
 
 
 def _narrow(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
-    source, place, start, length = call.args[:4]
+    source, place, start, _ = call.args[:4]
     dim = sizes.dims_of(source)[place]
     if not may_be_cut(dim):
         return args, kwargs
-    kept = sizes.express(sizes.dims_of(call.out)[place])
-    return [*args[:2], _count_before(sizes, dim, start), kept if length else 0], kwargs
+    return [*args[:2], _count_before(sizes, dim, start), sizes.express(sizes.dims_of(call.out)[place])], kwargs
 
 
 def _get_item(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
