@@ -118,6 +118,22 @@ class Joined(nn.Module):
         return logits
 
 
+class Parts(nn.Module):
+    """Parts of a layer's outputs, read by slices and by `narrow`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 12)
+        self.left, self.right = nn.Linear(4, 9), nn.Linear(8, 9)
+        self.head = nn.Linear(9, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(inputs))
+        added = self.left(hidden[:, :4]) + self.right(hidden.narrow(1, 4, 8))
+        logits: Tensor = self.head(torch.tanh(added))
+        return logits
+
+
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
     {
         "branches": (Branches, (2, 6, 6), 0),
@@ -133,6 +149,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "gated": (Gated, (3, 8, 8), 0),
         "tokens": (Tokens, (9,), 11),
         "joined": (Joined, (6,), 0),
+        "parts": (Parts, (6,), 0),
     }
 )  # fmt: skip
 """A function that makes a module, the shape of its samples, and the number of symbols."""
