@@ -9,6 +9,8 @@ import pytest
 import torch
 from elastic.recorded_cases import MODULES, Branches
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.cost import estimate_cost
@@ -154,6 +156,17 @@ def test_attention_counts_its_products() -> None:
     network = network_of(record("attention")[1])
     cost = estimate_cost(network, network.full_architecture(), batch_size=1)
     assert cost.forward_macs == 7 * 6 * 16 + 8 * 16 * 48 + 2 * 8 * 8 * 16 + 8 * 16 * 16 + 16 * 3
+
+
+@pytest.mark.parametrize("name", ["branches", "residual", "attention", "gated", "joined", "parts"])
+def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:
+    module, family, inputs = record(name)
+    network = network_of(family)
+    # PyTorch does not count its fused attention on a CPU.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        module.train()(inputs)
+    cost = estimate_cost(network, network.full_architecture(), batch_size=1)
+    assert 2 * len(inputs) * cost.forward_macs == counter.get_total_flops()
 
 
 def test_first_weights_are_like_those_of_the_module() -> None:

@@ -71,6 +71,14 @@ def test_a_function_that_is_not_pytorchs_mathematics_is_not_called() -> None:
         module(torch.zeros(2, 4))
 
 
+def test_a_type_that_is_not_pytorchs_is_refused() -> None:
+    record = record_module(Computed(lambda hidden: hidden.to(torch.float32)), (4,))
+    record.training.calls[1][1][1] = {"dtype": "load"}
+    module = ReplayedModule(record, {axis.name: axis.size for axis in record.axes}, frozenset())
+    with pytest.raises(ConfigError, match="has the type 'load', which is none of PyTorch's"):
+        module(torch.zeros(2, 4))
+
+
 @pytest.mark.parametrize("lines", [("",), ("not base 85 \x7f",), pack_record(record_module(nn.Linear(2, 2), (2,)))[:0]])
 def test_a_damaged_record_is_refused(lines: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="a recorded network is damaged"):

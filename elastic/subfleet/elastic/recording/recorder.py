@@ -1,6 +1,7 @@
 """Records a module of any code as plain data, from which submodels of any size are built."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.recording.blocks import find_blocks
-from subfleet.elastic.recording.dimensions import Leaf, resolve
+from subfleet.elastic.recording.dimensions import Leaf, measure, resolve
 from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
 from subfleet.elastic.recording.record import (
     NetworkRecord,
@@ -119,17 +120,12 @@ def _write_plan(module: nn.Module, runs: ModuleRuns, run: ModuleRun, encoder: Ca
 
 
 def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str]) -> tuple[RecordedTensor, ...]:
-    positions = {
-        product.weight: math.prod(leaf.size for dim in product.result for leaf in resolve(dim))
-        for product in runs.training.products
-        if product.weight
-    }
+    positions = _count_positions(runs)
     parameters, roles = dict(module.named_parameters()), _find_roles(runs)
     tensors = []
     for name, tensor in runs.state.items():
         if name in runs.fixed:
             continue
-        outputs = tensor.shape[0] if tensor.dim() else 1
         tensors.append(
             RecordedTensor(
                 name=name,
@@ -137,11 +133,20 @@ def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str
                 parameter=name in parameters,
                 trained=name in parameters and parameters[name].requires_grad,
                 role=roles.get(name) or _guess_role(tensor, multiplied=name in positions),
-                positions=max(1, positions[name] // outputs) if name in positions else 1,
+                positions=positions.get(name, 1),
                 start=_measure_start(tensor),
             )
         )
     return tuple(tensors)
+
+
+def _count_positions(runs: ModuleRuns) -> dict[str, int]:
+    """The number of places of a sample at which each weight is multiplied, over all layers that share it."""
+    multiplications = Counter[str]()
+    for product in runs.training.products:
+        multiplications[product.weight] += math.prod(measure(dim) for dim in (*product.result, *product.summed))
+    del multiplications[""]
+    return {name: max(1, count // runs.state[name].numel()) for name, count in multiplications.items()}
 
 
 _NORMS = {"torch.nn.functional.batch_norm": (3, 4), "torch.nn.functional.layer_norm": (2, 3),

@@ -130,7 +130,7 @@ class _Replay:
             "size": lambda size: module.compute_size(size, len(inputs)),
             "tuple": lambda items: tuple(map(self._decode, items)),
             "slice": lambda bounds: slice(*map(self._decode, bounds)),
-            "dtype": lambda name: getattr(torch, name),
+            "dtype": _read_type,
             "device": lambda _: inputs.device,
             "float": float,
             "ellipsis": lambda _: Ellipsis,
@@ -157,8 +157,15 @@ class _Replay:
         return [self._decode(item) for item in value] if isinstance(value, list) else value
 
 
+def _read_type(name: str) -> torch.dtype:
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype):
+        raise ConfigError(f"a recorded network has the type {name!r:.80}, which is none of PyTorch's; record it again")
+    return kind
+
+
 def _decode_tensor(dtype: str, shape: list[int], content: str) -> Tensor:
     """Decode what `subfleet.elastic.recording.encoding.encode_tensor` encoded."""
     numbers = bytearray(base64.b85decode(content))
-    kind = getattr(torch, dtype)
+    kind = _read_type(dtype)
     return torch.frombuffer(numbers, dtype=kind).reshape(shape) if numbers else torch.empty(shape, dtype=kind)

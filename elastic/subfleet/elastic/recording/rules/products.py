@@ -56,10 +56,11 @@ def _convolve(operation: Operation) -> None:
     result = operation.result
     spatial = [make_whole_dim(size, "a place of an image or sequence") for size in result.shape[2:]]
     operation.assign([mine[0], channels, *spatial])
-    # Each filter reads the channels of its group only.
-    places = [make_whole_dim(size, "") for size in result.shape[2:]]
-    read = [mine[1], *kernel[2:]] if transposed else [*kernel[1:]]
-    operation.follower.add_product(source, weight, result=[mine[0], channels, *places], summed=read)
+    # Each filter reads the channels of its group only, a transposed one writes at each place of its input.
+    places = mine[2:] if transposed else [make_whole_dim(size, "") for size in result.shape[2:]]
+    read = kernel[:1] if transposed else kernel[1:2]
+    written = kernel[1] if transposed else channels
+    operation.follower.add_product(source, weight, result=[mine[0], written, *places], summed=[*read, *kernel[2:]])
 
 
 def _tie_transposed(operation: Operation, channels: Dim, kernel: tuple[Dim, ...], groups: int) -> Dim:
