@@ -48,6 +48,18 @@ class Residual(nn.Module):
         return images + added
 
 
+class Changed(nn.Module):
+    """Adds to its input, and then changes the sum: no block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.added, self.last = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        changed: Tensor = self.last(inputs + self.added(inputs))
+        return changed
+
+
 class Attention(nn.Module):
     """Attention by hand, with fused queries, keys and values, a class token and positions."""
 
@@ -124,12 +136,12 @@ class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 12)
-        self.left, self.right = nn.Linear(4, 9), nn.Linear(8, 9)
+        self.left, self.right = nn.Linear(6, 9), nn.Linear(8, 9)
         self.head = nn.Linear(9, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = torch.relu(self.first(inputs))
-        added = self.left(hidden[:, :4]) + self.right(hidden.narrow(1, 4, 8))
+        added = self.left(hidden[:, 3:9]) + self.right(hidden.narrow(1, 4, 8))
         logits: Tensor = self.head(torch.tanh(added))
         return logits
 
