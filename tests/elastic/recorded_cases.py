@@ -146,6 +146,44 @@ class Parts(nn.Module):
         return logits
 
 
+class Dense(nn.Module):
+    """Layers that read the outputs of all layers before them, and a classifier that reads all places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in (6, 10, 14))
+        self.convs = nn.ModuleList(nn.Conv2d(width, 4, 3, padding=1, bias=False) for width in (6, 10, 14))
+        self.head = nn.Linear(18 * 4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = [self.stem(images)]
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            features.append(conv(torch.relu(norm(torch.cat(features, 1)))))
+        logits: Tensor = self.head(functional.max_pool2d(torch.cat(features, 1), 2).flatten(1))
+        return logits
+
+
+class Shuffled(nn.Module):
+    """Halves of the channels, one of which a layer reads, with an exchange of channels between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 12, 1)
+        self.layers = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(2))
+        self.head = nn.Conv2d(12, 3, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.stem(images)
+        for layer in self.layers:
+            left, right = features.chunk(2, dim=1)
+            joined = torch.cat([left, torch.relu(layer(right))], 1)
+            batch, _, height, width = joined.shape
+            features = joined.view(batch, 2, 6, height, width).transpose(1, 2).reshape(batch, 12, height, width)
+        logits: Tensor = self.head(features)
+        return logits
+
+
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
     {
         "branches": (Branches, (2, 6, 6), 0),
@@ -162,6 +200,8 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "tokens": (Tokens, (9,), 11),
         "joined": (Joined, (6,), 0),
         "parts": (Parts, (6,), 0),
+        "dense": (Dense, (2, 4, 4), 0),
+        "shuffled": (Shuffled, (2, 4, 4), 0),
     }
 )  # fmt: skip
 """A function that makes a module, the shape of its samples, and the number of symbols."""

@@ -12,14 +12,31 @@ from subfleet.testing import FamilyContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
-RECORDED = tuple(map(record_case, ("branches", "residual", "tokens")))
-EVERY: tuple[Family, ...] = (*CONFIGS, *DENSE.values(), VIT, BERT, CLASSIFIER, DECODER, LSTM, *PATHS, *RECORDED)
+RECORDED = {name: record_case(name) for name in ("branches", "residual", "tokens", "dense", "shuffled")}
+EVERY: tuple[Family, ...] = (
+    *CONFIGS,
+    *DENSE.values(),
+    VIT,
+    BERT,
+    CLASSIFIER,
+    DECODER,
+    LSTM,
+    *PATHS,
+    *RECORDED.values(),
+)
+NAMES = {id(family): f" {name}" for name, family in RECORDED.items()}
+
+
+def _name(family: Family) -> str:
+    return f"{family.TYPE} {family.norm}{NAMES.get(id(family), '')}"
+
+
 PROGRAMS = [
     pytest.param(
         family,
         target,
         marks=() if target == "onnx" and family in (*DENSE.values(), *PATHS) else pytest.mark.long,
-        id=f"{family.TYPE} {family.norm}-{target}",
+        id=f"{_name(family)}-{target}",
     )
     for target in ("onnx", "executorch")
     for family in EVERY
@@ -33,7 +50,7 @@ def test_every_family_of_ours_is_tried() -> None:
 class TestEveryFamily(FamilyContract):
     """All families, with every kind of norm."""
 
-    @pytest.fixture(params=EVERY, ids=lambda family: f"{family.TYPE} {family.norm}", autouse=True)
+    @pytest.fixture(params=EVERY, ids=_name, autouse=True)
     def _choose_family(self, request: pytest.FixtureRequest) -> None:
         self.family = request.param
         self.objective = objective_of(self.family)

@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.export]
 SMALL: dict[str, Family] = {}
 for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS, record_case("residual")):
     SMALL.setdefault(config.TYPE, config)
+NETWORKS = {**SMALL, "dense": record_case("dense"), "shuffled": record_case("shuffled")}
 QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families with programs that are planned here; `benchmarks/plan_estimate.py` covers all families."""
 
@@ -69,8 +70,8 @@ def value_of(node: fx.Node) -> object:
 
 @cache
 def estimates_of(family: str, target: str) -> MemoryEstimates:
-    network = network_of(SMALL[family])
-    return EstimateModel(network, request_for(SMALL[family], target, Architecture())).estimates
+    network = network_of(NETWORKS[family])
+    return EstimateModel(network, request_for(NETWORKS[family], target, Architecture())).estimates
 
 
 def test_every_family_has_a_small_network() -> None:
@@ -81,18 +82,19 @@ def test_every_family_has_a_small_network() -> None:
 @pytest.mark.parametrize(
     ("family", "target"),
     mostly_long(
-        product(sorted(QUICK), ("onnx", "executorch", "torch")),
+        [*product(sorted(QUICK), ("onnx", "executorch", "torch")), ("dense", "onnx"), ("dense", "torch")],
         ("mlp", "onnx"),
         ("mlp", "torch"),
         ("vgg", "executorch"),
         ("vit", "onnx"),
+        ("dense", "onnx"),
     ),
 )
 def test_estimates_are_near_the_plans_of_written_programs(family: str, target: str) -> None:
-    network = network_of(SMALL[family])
+    network = network_of(NETWORKS[family])
     for seed in range(2):
         architecture = random_architecture(network, seed)
-        program = program_of(request_for(SMALL[family], target, architecture))
+        program = program_of(request_for(NETWORKS[family], target, architecture))
         (estimate,) = estimates_of(family, target).memory_bytes(network, [architecture])
         assert estimate == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12)
 
@@ -192,9 +194,9 @@ def test_unknown_targets_are_refused() -> None:
         EstimateModel(network_of(SMALL["mlp"]), request)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_coded_size_tells_its_axes(family: str) -> None:
-    network = network_of(SMALL[family])
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_a_coded_size_tells_its_axes(name: str) -> None:
+    network = network_of(NETWORKS[name])
     coding = code_axes(network, 8)
     sizes = SizeTable(network)
     columns = []
@@ -204,7 +206,7 @@ def test_a_coded_size_tells_its_axes(family: str) -> None:
         number, powers = coding.decode(torch.Size(shape).numel(), index)
         kernel = {
             axis: 2 if decl.axes[-2:] == (axis, axis) else 1
-            for axis in decl.axis_names
+            for axis in network.list_axes(decl)
             if network.axes[axis].kind == "kernel"
         }
         for axis, power in kernel.items():
@@ -217,9 +219,9 @@ def test_a_coded_size_tells_its_axes(family: str) -> None:
         assert element_counts.tolist() == [torch.Size(shapes.get(name, (0,))).numel() for name in network.tensors]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_fast_costs_are_the_exact_ones(family: str) -> None:
-    network = network_of(SMALL[family])
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_fast_costs_are_the_exact_ones(name: str) -> None:
+    network = network_of(NETWORKS[name])
     architectures = [network.full_architecture(), *(random_architecture(network, seed) for seed in range(20))]
     exact = [estimate_cost(network, architecture, batch_size=1) for architecture in architectures]
     assert Costs(network).of(architectures) == [(cost.parameters, cost.forward_macs) for cost in exact]

@@ -1,6 +1,7 @@
 """Axes, which tie tensor dimensions together, and the indices that a submodel keeps of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,10 +49,17 @@ class Product:
 
 
 Dim = str | Product | None
-"""What a dimension is tied to: an axis, a product of factors, or None if it is never cut."""
+"""What a dimension is tied to: an axis or sum, a product of factors, or None if it is never cut."""
+
+Factors = tuple[str | int, ...]
+"""Factors of a dimension, outermost first: names of axes and sums, and sizes that are never cut."""
+
+Sums = Mapping[str, tuple[Factors, ...]]
+"""By name, the parts of dimensions that run over several outputs one after another, such as the inputs of a layer after
+a concatenation. Parts are products of axes; none is a sum."""
 
 
-def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
+def factors_of(dim: Dim, size: int) -> Factors:
     """The factors of a dimension, outermost first: names of axes, and sizes that are never cut.
 
     Args:
@@ -68,8 +76,46 @@ def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
 
 
 def factor_sizes(factors: Iterable[str | int], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The sizes of factors, given the sizes of axes."""
+    """The sizes of factors, given the sizes of axes and sums."""
     return tuple(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
+
+
+def add_sums(sums: Sums, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of axes and of sums, given the former."""
+    return {**sizes, **{name: sum(_part_sizes(parts, sizes)) for name, parts in sums.items()}}
+
+
+def list_parts(parts: Sequence[Factors], sizes: Mapping[str, int]) -> Iterator[tuple[int, int, Factors]]:
+    """For each part of a sum: its first index, the index after its last, and its factors."""
+    begin = 0
+    for part, size in zip(parts, _part_sizes(parts, sizes), strict=True):
+        yield begin, begin + size, part
+        begin += size
+
+
+def list_sum_indices(
+    parts: Sequence[Factors], sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]
+) -> Sequence[int]:
+    """The indices of a sum that follow from those of its axes.
+
+    Args:
+        parts: parts of the sum.
+        sizes: sizes of the axes.
+        indices: kept indices of each axis.
+    """
+    kept: list[int] = []
+    for begin, _, part in list_parts(parts, sizes):
+        inside = [0]
+        for factor, size in zip(part, factor_sizes(part, sizes), strict=True):
+            own = range(factor) if isinstance(factor, int) else indices[factor]
+            inside = [outer * size + index for outer in inside for index in own]
+        kept += [begin + index for index in inside]
+    whole = range(kept[0], kept[0] + len(kept))
+    return whole if kept == list(whole) else kept
+
+
+def _part_sizes(parts: Sequence[Factors], sizes: Mapping[str, int]) -> list[int]:
+    return [math.prod(factor_sizes(part, sizes)) for part in parts]
 
 
 def list_indices(index_set: IndexSet, size: int) -> Sequence[int]:

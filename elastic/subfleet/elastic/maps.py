@@ -1,13 +1,14 @@
 """Maps between the tensors of a submodel and those of the full network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import factor_sizes, list_indices
+from subfleet.elastic.axes import factor_sizes, list_indices, list_parts, list_sum_indices
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
@@ -80,9 +81,8 @@ def tensor_maps(network: Network, architecture: Architecture) -> dict[str, Tenso
         ConfigError: the architecture is not a submodel of this network.
     """
     names = network.shapes(architecture)
-    sizes = {name: axis.size for name, axis in network.axes.items()}
-    indices = {name: list_indices(architecture.make_index_set(name), size) for name, size in sizes.items()}
-    return {name: _gather_of(network.tensors[name], sizes, indices) for name in names}
+    indices = {name: list_indices(architecture.make_index_set(name), axis.size) for name, axis in network.axes.items()}
+    return _gather_all(network, names, network.whole_sizes(), indices)
 
 
 def placements(network: Network, architecture: Architecture) -> tuple[Placement, ...]:
@@ -107,8 +107,7 @@ def nested_maps(network: Network, outer: Architecture, inner: Architecture) -> d
     if lacking:
         raise ConfigError(f"a nested submodel has the tensor {lacking[0]!r}, which the outer submodel lacks")
     positions = {name: _places(network, outer, inner, name) for name in network.axes}
-    sizes = network.sizes(outer)
-    return {name: _gather_of(network.tensors[name], sizes, positions) for name in network.shapes(inner)}
+    return _gather_all(network, network.shapes(inner), network.sizes(outer), positions)
 
 
 def _places(network: Network, outer: Architecture, inner: Architecture, axis: str) -> Sequence[int]:
@@ -161,13 +160,51 @@ def overwrite(tensor_map: TensorMap, local: Tensor, full: Tensor) -> Tensor:
     return torch.where(held > 0, embed(tensor_map, local, shape), full)
 
 
+def reduce_to_axes(
+    network: Network, decl: TensorDecl, tensor: Tensor, reduce: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Reduce a tensor of the full network to each axis it runs over: yield the axis and its values, (size,).
+
+    Args:
+        network: the network.
+        decl: the tensor's declaration.
+        tensor: its values.
+        reduce: reduces (size, other elements) to (size,), such as a sum over the last dimension.
+    """
+    sizes = network.whole_sizes()
+    for factor, values in _reduce_factors(list(chain.from_iterable(decl.factors)), tensor, sizes, reduce):
+        if factor in network.axes:
+            yield factor, values
+            continue
+        for begin, end, part in list_parts(network.sums[factor], sizes):
+            yield from _reduce_factors(part, values[begin:end], sizes, reduce)
+
+
+def _reduce_factors(
+    factors: Sequence[str | int], tensor: Tensor, sizes: Mapping[str, int], reduce: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    shape = factor_sizes(factors, sizes)
+    unfolded = tensor.reshape(shape)
+    for dim, factor in enumerate(factors):
+        if isinstance(factor, str):
+            yield factor, reduce(unfolded.movedim(dim, 0).reshape(shape[dim], -1))
+
+
+def _gather_all(
+    network: Network, names: Iterable[str], sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]
+) -> dict[str, TensorMap]:
+    """The maps of tensors that keep some indices of each axis; see `_gather_of`."""
+    sums = {name: list_sum_indices(parts, sizes, indices) for name, parts in network.sums.items()}
+    return {name: _gather_of(network.tensors[name], sizes, {**indices, **sums}) for name in names}
+
+
 def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]) -> Gather:
-    """Create the map that keeps some indices of each axis.
+    """Create the map that keeps some indices of each axis and sum.
 
     Args:
         decl: the tensor.
-        sizes: sizes of the axes in the tensor that is cut.
-        indices: kept indices of each axis.
+        sizes: sizes of the axes and sums in the tensor that is cut.
+        indices: kept indices of each.
     """
     factors = [factor for dim in decl.factors for factor in dim]
     of_factors = [range(factor) if isinstance(factor, int) else indices[factor] for factor in factors]

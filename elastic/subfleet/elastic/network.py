@@ -7,7 +7,17 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from subfleet.elastic.axes import Axis, Dim, check_indices, factor_sizes, factors_of, list_indices
+from subfleet.elastic.axes import (
+    Axis,
+    Dim,
+    Factors,
+    Sums,
+    add_sums,
+    check_indices,
+    factor_sizes,
+    factors_of,
+    list_indices,
+)
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre, Prefix
 
@@ -152,18 +162,12 @@ class TensorDecl:
     start: tuple[float, float] | None = None
 
     @property
-    def factors(self) -> tuple[tuple[str | int, ...], ...]:
+    def factors(self) -> tuple[Factors, ...]:
         """The factors of each dimension; see `subfleet.elastic.axes.factors_of`."""
         return tuple(factors_of(dim, size) for dim, size in zip(self.axes, self.shape, strict=True))
 
-    @property
-    def axis_names(self) -> tuple[str, ...]:
-        """The axes that it runs over."""
-        factors = chain.from_iterable(self.factors)
-        return tuple(dict.fromkeys(factor for factor in factors if isinstance(factor, str)))
-
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape in a submodel with these axis sizes."""
+        """The shape in a submodel with these sizes of axes and sums."""
         return tuple(math.prod(factor_sizes(factors, sizes)) for factors in self.factors)
 
 
@@ -187,7 +191,7 @@ class LocalShapes:
     """The sizes of a submodel: all that a family needs to build its module.
 
     Attributes:
-        sizes: number of kept indices by axis.
+        sizes: number of kept indices by axis and sum.
         tensors: shapes of its tensors by name, in network order.
         parts: its skippable blocks and operators.
     """
@@ -205,6 +209,7 @@ class Network:
         config: the settings.
         id: id among the networks of a run, which its submodels carry; empty for the first network.
         axes: axes by name.
+        sums: dimensions that run over several outputs one after another.
         blocks: skippable blocks, in network order.
         choices: operator choices by name, in network order.
         tensors: tensors by name, in network order.
@@ -221,6 +226,7 @@ class Network:
     config: Family
     id: str = ""
     axes: Mapping[str, Axis] = field(repr=False)
+    sums: Sums = field(default_factory=lambda: MappingProxyType({}), repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
     choices: Mapping[str, OperatorChoice] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
@@ -327,8 +333,18 @@ class Network:
                     before.append(block.gives)
         return tuple(map(tuple, chains))
 
+    def list_axes(self, decl: TensorDecl) -> tuple[str, ...]:
+        """The axes that a tensor runs over, those of its sums included."""
+        factors = chain.from_iterable(decl.factors)
+        parts = chain.from_iterable(self.sums.get(str(factor), ((factor,),)) for factor in factors)
+        return tuple(dict.fromkeys(factor for part in parts for factor in part if isinstance(factor, str)))
+
+    def whole_sizes(self) -> dict[str, int]:
+        """The sizes of all axes and sums in the full network."""
+        return add_sums(self.sums, {name: axis.size for name, axis in self.axes.items()})
+
     def sizes(self, architecture: Architecture) -> dict[str, int]:
-        """Number of indices by axis that a submodel keeps, or the part that an update moves, as in `shapes`.
+        """Number of indices by axis and sum that a submodel keeps, or the part that an update moves, as in `shapes`.
 
         Raises:
             ConfigError: the architecture names what this network lacks, or splits a group.
@@ -336,7 +352,7 @@ class Network:
         self._check_held(architecture)
         sizes = {name: axis.size for name, axis in self.axes.items()}
         sizes.update({name: len(list_indices(index_set, sizes[name])) for name, index_set in architecture.axes})
-        return sizes
+        return add_sums(self.sums, sizes)
 
     def shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
         """Names and shapes of a submodel's tensors, in network order; or of a part that an update moves.

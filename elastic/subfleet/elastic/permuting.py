@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis, factor_sizes
-from subfleet.elastic.maps import tensor_maps
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.maps import reduce_to_axes, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Explicit
@@ -57,7 +58,6 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
         network: the network.
         state: the full model's tensors by name.
     """
-    sizes = {name: axis.size for name, axis in network.axes.items()}
     squares = {
         name: torch.zeros(axis.size, dtype=torch.float64)
         for name, axis in network.axes.items()
@@ -66,12 +66,10 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
     for decl in network.tensors.values():
         if decl.role in BUFFER_ROLES:
             continue
-        factors = [factor for dim in decl.factors for factor in dim]
-        shape = factor_sizes(factors, sizes)
-        energy = state[decl.name].double().square().reshape(shape)
-        for dim, factor in enumerate(factors):
-            if factor in squares:
-                squares[str(factor)] += energy.movedim(dim, 0).reshape(shape[dim], -1).sum(1).cpu()
+        energy = state[decl.name].double().square()
+        for axis, own in reduce_to_axes(network, decl, energy, partial(torch.sum, dim=1)):
+            if axis in squares:
+                squares[axis] += own.cpu()
     return {name: _order(network.axes[name], own) for name, own in squares.items()}
 
 

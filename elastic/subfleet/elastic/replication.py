@@ -113,6 +113,11 @@ class Replication:
 
     def __post_init__(self) -> None:
         self.network.check(self.size)
+        if self.network.sums:
+            raise ConfigError(
+                "a network that reads several outputs one after another cannot grow by copies; let it grow without "
+                "copies, or choose a network that adds outputs"
+            )
         sizes = self.network.sizes(self.size)
         lacking = sorted(name for name in sizes if sizes[name] != self.network.axes[name].size)
         if sorted(self.sources) != lacking:
@@ -239,14 +244,13 @@ class Replication:
     def _map(self, decl: TensorDecl, local: tuple[int, ...], sizes: Mapping[str, int]) -> Replicate:
         factors = [factor for dim in decl.factors for factor in dim]
         named = [factor if isinstance(factor, str) and factor in self.sources else None for factor in factors]
-        whole = {name: axis.size for name, axis in self.network.axes.items()}
         return Replicate(
             sources=tuple(None if axis is None else torch.tensor(self.sources[axis]) for axis in named),
             shares=tuple(
                 None if axis is None else torch.tensor(self.share_of(axis), dtype=torch.float64) for axis in named
             ),
             reads=tuple(index > 0 and decl.role in _READING for index, dim in enumerate(decl.factors) for _ in dim),
-            unfolded=factor_sizes(factors, whole),
+            unfolded=factor_sizes(factors, self.network.whole_sizes()),
             unfolded_local=factor_sizes(factors, sizes),
             local=local,
         )

@@ -4,6 +4,7 @@ A size is a number times powers of axis sizes, in a block that a submodel may le
 tensor or of a value of a training step.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class SizeColumns:
 
     Attributes:
         numbers: constant factors, (columns,).
-        powers: powers of the kept sizes of axes, (axes, columns).
+        powers: powers of the kept sizes of axes and sums, (axes and sums, columns).
         blocks: index of the part of each column among the network's parts, (columns,); -1 if it is always kept.
         least: axis, column, and the kept size of the axis below which the column is 0, (rules, 3).
     """
@@ -45,14 +46,15 @@ class SizeColumns:
         ]
         within = [[name in held for name in parts] for held in map(network.parts_of, architectures)]
         return self.compute_sizes(
-            np.array(counts, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(architectures), -1)
+            _append_sums(network, np.array(counts, dtype=np.float64)),
+            np.array(within, dtype=np.float64).reshape(len(architectures), -1),
         )
 
     def compute_sizes(self, counts: Floats, within: Floats) -> Floats:
         """The sizes of submodels: (submodels, columns).
 
         Args:
-            counts: kept size of each axis, (submodels, axes).
+            counts: kept size of each axis and sum, (submodels, axes and sums).
             within: 1 for each kept part, else 0, (submodels, parts).
         """
         sizes: Floats = self.numbers * np.exp(np.log(counts) @ self.powers)
@@ -89,7 +91,7 @@ class SizeTable:
 
         Args:
             number: constant factor.
-            powers: powers of the kept sizes of axes, by axis.
+            powers: powers of the kept sizes of axes and sums, by name.
             block: the part without which the size is 0; None if it is always kept.
             channels: axes that make the size 0 if they keep fewer than `least` indices.
             least: least kept size of these axes.
@@ -108,11 +110,11 @@ class SizeTable:
         groups = np.array([axis.size for axis in axes]) / step
         counts = step * np.maximum(np.rint(groups ** draw.random((count, len(groups)))), 1)
         within = draw.random((count, len(self._network.parts))) < draw.random((count, 1))
-        return self.columns().compute_sizes(counts, np.float64(within))
+        return self.columns().compute_sizes(_append_sums(self._network, counts), np.float64(within))
 
     def columns(self) -> SizeColumns:
         """The columns so far, as arrays."""
-        axes = {name: index for index, name in enumerate(self._network.axes)}
+        axes = {name: index for index, name in enumerate((*self._network.axes, *self._network.sums))}
         parts: dict[str | None, int] = {name: index for index, name in enumerate(self._network.parts)}
         powers = np.zeros((len(axes), len(self)))
         for (_, _, of_axes, _, _), column in self._columns.items():
@@ -125,3 +127,15 @@ class SizeTable:
             blocks=np.array([parts.get(key[0], -1) for key in self._columns], dtype=np.int64),
             least=np.array(least, dtype=np.int64).reshape(-1, 3),
         )
+
+
+def _append_sums(network: Network, counts: Floats) -> Floats:
+    """The sizes of axes and sums, given the former: (submodels, axes and sums)."""
+    if not network.sums:
+        return counts
+    by_axis = dict(zip(network.axes, counts.T, strict=True))
+    sums = [
+        sum(math.prod(factor if isinstance(factor, int) else by_axis[factor] for factor in part) for part in parts)
+        for parts in network.sums.values()
+    ]
+    return np.column_stack([counts, *(np.broadcast_to(size, len(counts)) for size in sums)])

@@ -327,7 +327,7 @@ def _owners(network: Network) -> dict[str, frozenset[str]]:
     passed = {axis for block in network.blocks for axis in (block.reads, block.gives)}
     users: dict[str, set[str | None]] = {}
     for decl in network.tensors.values():
-        for axis in decl.axis_names:
+        for axis in network.list_axes(decl):
             users.setdefault(axis, set()).add(decl.part)
     return {
         axis: frozenset(block for block in blocks if block is not None)

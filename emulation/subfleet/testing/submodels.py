@@ -1,5 +1,6 @@
 """Submodels for tests of networks, and the elements of the model that they contain."""
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -89,11 +90,31 @@ def _find_held(network: Network, architecture: Architecture, name: str) -> Tenso
 def _keeps_row(network: Network, architecture: Architecture, factors: tuple[str | int, ...], index: int) -> bool:
     """Whether a submodel keeps an index of a dimension; the last factor runs fastest."""
     for factor in reversed(factors):
-        size = factor if isinstance(factor, int) else network.axes[factor].size
+        size = factor if isinstance(factor, int) else _whole_size(network, factor)
         index, remainder = divmod(index, size)
-        if isinstance(factor, str) and not _keeps(architecture.make_index_set(factor), remainder, size):
+        if factor in network.sums:
+            if not _keeps_in_sum(network, architecture, str(factor), remainder):
+                return False
+        elif isinstance(factor, str) and not _keeps(architecture.make_index_set(factor), remainder, size):
             return False
     return True
+
+
+def _keeps_in_sum(network: Network, architecture: Architecture, name: str, index: int) -> bool:
+    for part in network.sums[name]:
+        size = math.prod(_whole_size(network, factor) for factor in part)
+        if index < size:
+            return _keeps_row(network, architecture, part, index)
+        index -= size
+    raise IndexError(f"sum {name!r} has no such index")
+
+
+def _whole_size(network: Network, factor: str | int) -> int:
+    if isinstance(factor, int):
+        return factor
+    if factor in network.axes:
+        return network.axes[factor].size
+    return sum(math.prod(_whole_size(network, own) for own in part) for part in network.sums[factor])
 
 
 def _keeps(index_set: IndexSet, index: int, size: int) -> bool:

@@ -15,9 +15,10 @@ invariant. A mean by samples over the clients that hold an element.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
-from subfleet.elastic.axes import Axis, factor_sizes
+from subfleet.elastic.axes import Axis
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.methods.aggregator import ClientUpdate, Tensor
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw, assign_largest
@@ -191,6 +192,8 @@ def _find_largest_changes(network: Network, update: ClientUpdate) -> "dict[str, 
     """The largest relative change of a weight of each neuron, for every axis that may be narrowed."""
     import torch
 
+    from subfleet.elastic.maps import reduce_to_axes
+
     axes = {name: axis for name, axis in network.axes.items() if axis.kind not in ("class", "kernel")}
     largest = {name: torch.zeros(axis.size, dtype=torch.float64) for name, axis in axes.items()}
     for name, change in update.change.items():
@@ -199,11 +202,8 @@ def _find_largest_changes(network: Network, update: ClientUpdate) -> "dict[str, 
             continue
         old = update.received[name].double().abs().cpu()
         relative = (change.double().abs().cpu() / old).nan_to_num(nan=0.0, posinf=_LARGEST_CHANGE)
-        factors = [factor for dim in decl.factors for factor in dim]
-        shape = factor_sizes(factors, {name: axis.size for name, axis in network.axes.items()})
-        relative = relative.clamp(max=_LARGEST_CHANGE).reshape(shape)
-        for dim, factor in enumerate(factors):
-            if isinstance(factor, str) and factor in largest:
-                here = relative.movedim(dim, 0).reshape(shape[dim], -1).amax(dim=1)
-                largest[factor] = torch.maximum(largest[factor], here)
+        relative = relative.clamp(max=_LARGEST_CHANGE)
+        for axis, own in reduce_to_axes(network, decl, relative, partial(torch.amax, dim=1)):
+            if axis in largest:
+                largest[axis] = torch.maximum(largest[axis], own)
     return {name: changes.reshape(-1, axes[name].granularity).amax(dim=1) for name, changes in largest.items()}

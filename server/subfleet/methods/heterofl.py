@@ -89,7 +89,7 @@ def mask_classes(network: Network, client: Participant) -> Mapping[str, float | 
 
     factors = {}
     for decl in network.tensors.values():
-        kinds = [network.axes[dim].kind if isinstance(dim, str) else None for dim in decl.axes]
+        kinds = [network.axes[dim].kind if isinstance(dim, str) and dim in network.axes else None for dim in decl.axes]
         if "class" not in kinds:
             continue
         dimension = kinds.index("class")

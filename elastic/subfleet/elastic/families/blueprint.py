@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from subfleet.elastic.axes import Axis, Dim, Product, factors_of
+from subfleet.elastic.axes import Axis, Dim, Product, Sums, add_sums, factors_of
 from subfleet.elastic.families.choice_block import ChoiceBlock
 from subfleet.elastic.network import (
     Block,
@@ -87,17 +87,17 @@ class Sizes:
     """The sizes of a network to build.
 
     Attributes:
-        axes: axes of the full network by name.
-        kept: number of kept indices by axis.
+        whole: sizes of axes and sums in the full network.
+        kept: number of kept indices by axis and sum.
         parts: names of the kept skippable blocks and operators.
     """
 
-    axes: Mapping[str, Axis]
+    whole: Mapping[str, int]
     kept: Mapping[str, int]
     parts: frozenset[str]
 
     def __getitem__(self, axis: str) -> TiedSize:
-        return TiedSize(self.kept[axis], axis, self.axes[axis].size)
+        return TiedSize(self.kept[axis], axis, self.whole[axis])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,7 @@ class Blueprint:
 
     Attributes:
         axes: all axes, in any order.
+        sums: as in `Network`.
         blocks: the skippable blocks in network order, named after their modules.
         build: builds a module of these sizes, with the kept parts only.
         choices: as in `Network`; operators are named after the modules inside their choice's module.
@@ -125,6 +126,7 @@ class Blueprint:
     axes: tuple[Axis, ...]
     blocks: tuple[Block, ...]
     build: Callable[[Sizes], nn.Module]
+    sums: Sums = field(default_factory=dict)
     choices: tuple[OperatorChoice, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     products: tuple[MatrixProduct, ...] = ()
@@ -167,6 +169,7 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
     return Network(
         config=config,
         axes=MappingProxyType({axis.name: axis for axis in blueprint.axes}),
+        sums=MappingProxyType(dict(blueprint.sums)),
         blocks=blueprint.blocks,
         choices=MappingProxyType({choice.name: choice for choice in blueprint.choices}),
         tensors=MappingProxyType({decl.name: decl for decl in _decls(config, blueprint)}),
@@ -181,8 +184,11 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
 
 def module_of(blueprint: Blueprint, local: LocalShapes) -> nn.Module:
     """Build a module of a submodel's size."""
-    axes = {axis.name: axis for axis in blueprint.axes}
-    return blueprint.build(Sizes(axes=axes, kept=local.sizes, parts=local.parts))
+    return blueprint.build(Sizes(whole=_list_whole_sizes(blueprint), kept=local.sizes, parts=local.parts))
+
+
+def _list_whole_sizes(blueprint: Blueprint) -> dict[str, int]:
+    return add_sums(blueprint.sums, {axis.name: axis.size for axis in blueprint.axes})
 
 
 _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
@@ -209,12 +215,9 @@ def _product(left: int, right: int) -> TiedSize:
 
 def _build_full(blueprint: Blueprint, counts: Mapping[str, int]) -> nn.Module:
     """Build a module with all parts; unnamed axes are whole."""
-    sizes = Sizes(
-        axes={axis.name: axis for axis in blueprint.axes},
-        kept={axis.name: axis.size for axis in blueprint.axes} | dict(counts),
-        parts=frozenset(_parts(blueprint)),
-    )
-    return blueprint.build(sizes)
+    whole = _list_whole_sizes(blueprint)
+    kept = add_sums(blueprint.sums, {**whole, **counts})
+    return blueprint.build(Sizes(whole=whole, kept=kept, parts=frozenset(_parts(blueprint))))
 
 
 def _parts(blueprint: Blueprint) -> tuple[str, ...]:

@@ -22,9 +22,12 @@ def recorded_blueprint(record: NetworkRecord, *, symbols: int) -> Blueprint:
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
     """
     sections = {name: section for section, names in enumerate(record.sections) for name in names}
-    blocks = tuple(Block(name=name, section=sections[name]) for name in record.training.blocks if name in sections)
+    first_calls = {name: call for name, (call, *_) in record.training.blocks.items() if name in sections}
+    ordered = sorted(first_calls, key=first_calls.__getitem__)
+    blocks = tuple(Block(name=name, section=sections[name]) for name in ordered)
     return Blueprint(
         axes=tuple(_list_axes(record)),
+        sums=MappingProxyType(record.sums),
         blocks=blocks,
         build=partial(_build, record),
         roles={tensor.name: cast("Role", tensor.role) for tensor in record.tensors},
@@ -49,11 +52,12 @@ def _list_axes(record: NetworkRecord) -> Iterator[Axis]:
 
 
 def _build(record: NetworkRecord, sizes: Sizes) -> nn.Module:
-    return ReplayedModule(record, {axis.name: sizes[axis.name] for axis in record.axes}, sizes.parts)
+    names = (*(axis.name for axis in record.axes), *record.sums)
+    return ReplayedModule(record, {name: sizes[name] for name in names}, sizes.parts)
 
 
 def _flatten(sizes: tuple[Any, ...]) -> Iterator[str | int]:
-    """The factors of sizes, without sums."""
+    """The factors of sizes."""
     for size in sizes:
         if isinstance(size, list):
             yield from _flatten(tuple(size[1:]))

@@ -85,11 +85,25 @@ def may_be_cut(dim: Sequence[Leaf]) -> bool:
     return any(not leaf.reason and not leaf.is_batch and leaf.size > 1 for leaf in resolve(dim))
 
 
+def expand_parts(dim: Sequence[Leaf]) -> list[list[Leaf]]:
+    """A dimension as products of leaves, one after another: several where it is a concatenation that may be cut."""
+    leaves = resolve(dim)
+    if not leaves or not leaves[0].parts or leaves[0].reason:
+        return [leaves]
+    first, *inner = leaves
+    return [product for part in first.parts for product in expand_parts([*part, *inner])]
+
+
 def split(leaf: Leaf, outer: int) -> None:
     """Split a root into an outer leaf of this size and an inner one."""
-    if leaf.parts:
+    inner = leaf.size // outer
+    alike = leaf.parts if all(measure(part) == inner for part in leaf.parts) else ()
+    if leaf.parts and not alike:
         keep_whole((leaf,), "a concatenation is split")
-    halves = (Leaf(outer, reason=leaf.reason), Leaf(leaf.size // outer, reason=leaf.reason))
+    number = "outputs of equal size are concatenated" if alike else ""
+    halves = (Leaf(outer, reason=leaf.reason or number), Leaf(inner, reason=leaf.reason))
+    for part in alike:
+        tie((halves[1],), part)
     if leaf.is_batch:
         halves[0].is_batch = True
     leaf.halves = halves

@@ -1,7 +1,8 @@
 """Follows the operators of a module's run, and finds what each tensor dimension runs over."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -120,6 +121,10 @@ class DimensionFollower:
             raise AssertionError(f"dimensions of {sizes} for a tensor of {list(tensor.shape)}")
         self._dims[id(tensor)] = tuple(tuple(dim) for dim in dims)
         self._alive.append(tensor)  # so that no other tensor gets its id
+
+    def list_dims(self) -> Iterator[Dim]:
+        """The dimensions of all tensors, in the order in which they were first seen."""
+        return chain.from_iterable(self._dims.values())
 
     def name_weight(self, tensor: Tensor, name: str) -> None:
         """Name a tensor of the module, or a view of it."""

@@ -89,6 +89,7 @@ class NetworkRecord:
         class_count: number of classes, labels or numbers that it predicts.
         predicts: what it predicts for: "sample", "token" or "pixel".
         axes: in the order of its tensors.
+        sums: parts of its concatenations by name; a part is a list of names of axes and numbers.
         tensors: in the order of its state.
         fixed: buffers that are not in its state or no floating-point numbers: name, and the encoded tensor.
         sections: names of its skippable blocks; those of one section are in one container.
@@ -101,6 +102,7 @@ class NetworkRecord:
     class_count: int
     predicts: Literal["sample", "token", "pixel"]
     axes: tuple[RecordedAxis, ...]
+    sums: dict[str, tuple[tuple[str | int, ...], ...]]
     tensors: tuple[RecordedTensor, ...]
     fixed: tuple[Any, ...]
     sections: tuple[tuple[str, ...], ...]
@@ -134,6 +136,7 @@ def unpack_record(lines: tuple[str, ...]) -> NetworkRecord:
             class_count=plain["class_count"],
             predicts=plain["predicts"],
             axes=tuple(RecordedAxis(**axis) for axis in plain["axes"]),
+            sums={name: tuple(map(tuple, parts)) for name, parts in plain["sums"].items()},
             tensors=tuple(
                 RecordedTensor(**{**item, "shape": tuple(item["shape"]), "start": tuple(item["start"])})
                 for item in plain["tensors"]

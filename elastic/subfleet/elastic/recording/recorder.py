@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.recording.blocks import find_blocks
-from subfleet.elastic.recording.dimensions import Leaf, measure, resolve
+from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
 from subfleet.elastic.recording.record import (
     NetworkRecord,
@@ -20,7 +20,7 @@ from subfleet.elastic.recording.record import (
     RecordedTensor,
 )
 from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, run_module
-from subfleet.elastic.recording.sizes import express, name_axes
+from subfleet.elastic.recording.sizes import express, name_axes, name_sums
 from subfleet.protocol.errors import ConfigError
 
 _BATCHES = (3, 5)
@@ -73,7 +73,9 @@ def _compare(first: NetworkRecord, second: NetworkRecord) -> None:
 
 
 def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
-    names = name_axes(runs)
+    axes = name_axes(runs)
+    joined, sums = name_sums(runs, axes)
+    names = {**axes, **joined}
     encoders = [CallEncoder(runs, run, names) for run in (runs.training, runs.evaluation)]
     training, evaluation = (
         _write_plan(module, runs, run, encoder)
@@ -84,14 +86,15 @@ def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
     for name in blocks:
         containers.setdefault(name.rpartition(".")[0], []).append(name)
     follower = runs.follower
-    mixed = {names.get(leaf) for dim in follower.mixed for leaf in resolve(dim)}
+    mixed = {axes.get(leaf) for dim in follower.mixed for product in expand_parts(dim) for leaf in product}
     return NetworkRecord(
         class_count=runs.training.logits.shape[find_class_dim(runs.training.logits)],
         predicts=_PLACES[runs.training.logits.dim()],
         axes=tuple(
             RecordedAxis(name=name, size=leaf.size, kind=leaf.kind or "channel", mixed=name in mixed)
-            for leaf, name in names.items()
+            for leaf, name in axes.items()
         ),
+        sums={name: tuple(map(tuple, parts)) for name, parts in sums.items()},
         tensors=_write_tensors(module, runs, names),
         fixed=tuple([name, *encode_tensor(runs.state[name])] for name in runs.fixed),
         sections=tuple(map(tuple, containers.values())),

@@ -29,7 +29,7 @@ class ReplayedModule(nn.Module):
 
     Args:
         record: the network.
-        sizes: number of kept indices by axis.
+        sizes: number of kept indices by axis and sum.
         parts: names of the kept blocks.
     """
 
@@ -39,7 +39,7 @@ class ReplayedModule(nn.Module):
         super().__init__()
         self.own_sizes = {}
         self._record, self._parts = record, parts
-        self._sizes = {axis.name: int(sizes[axis.name]) for axis in record.axes}
+        self._sizes = {name: int(size) for name, size in sizes.items()}
         dropped = tuple(f"{name}." for name in record.training.blocks if name not in parts)
         for tensor in record.tensors:
             if tensor.name.startswith(dropped):

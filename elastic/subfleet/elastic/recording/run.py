@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode
-from subfleet.elastic.recording.dimensions import Leaf, keep_whole, make_whole_dim, resolve
+from subfleet.elastic.recording.dimensions import Leaf, expand_parts, keep_whole, make_whole_dim, may_be_cut, resolve
 from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product
 from subfleet.elastic.recording.rules import RULES
 from subfleet.protocol.errors import ConfigError, SubfleetError
@@ -85,7 +85,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     training, evaluation = (_run_once(module, inputs, follower, training=mode) for mode in (True, False))
     for run in (training, evaluation):
         _name_classes(follower, run.logits)
-    _keep_joined_whole(follower, state)
+    _keep_joined_whole(follower)
     return ModuleRuns(
         state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
     )
@@ -139,13 +139,17 @@ def _name_classes(follower: DimensionFollower, logits: Tensor) -> None:
             keep_whole(dim, "the shape of the network's results")
 
 
-def _keep_joined_whole(follower: DimensionFollower, state: Mapping[str, Tensor]) -> None:
-    """Keep dimensions of weights whole that read several outputs side by side."""
-    for tensor in state.values():
-        for dim in follower.dims_of(tensor):
-            for leaf in resolve(dim):
-                if leaf.parts:
-                    keep_whole((leaf,), "several outputs are concatenated")
+def _keep_joined_whole(follower: DimensionFollower) -> None:
+    """Keep concatenations whole that are no sums of products of axes, or have no part that may be cut."""
+    joined = {leaf: None for dim in follower.list_dims() for leaf in resolve(dim) if leaf.parts}
+    kept = -1
+    while kept != (kept := sum(bool(leaf.reason) for leaf in joined)):  # a part that is kept may be one of another
+        for leaf in joined:
+            products = expand_parts((leaf,))
+            if any(factor.is_batch or (factor.parts and not factor.reason) for own in products for factor in own):
+                keep_whole((leaf,), "a concatenation of concatenations or samples")
+            elif not any(map(may_be_cut, products)):
+                keep_whole((leaf,), "it joins parts that are kept whole")
 
 
 @contextmanager

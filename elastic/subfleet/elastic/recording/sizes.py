@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subfleet.elastic.recording.dimensions import Leaf, resolve
+from subfleet.elastic.recording.dimensions import Leaf, expand_parts, resolve
 from subfleet.elastic.recording.run import ModuleRuns
 
 Size = Any
@@ -40,6 +40,25 @@ def name_axes(runs: ModuleRuns) -> dict[Leaf, str]:
             name = f"{name.partition(' ')[0]} {number}"
         names[leaf] = name
     return names
+
+
+def name_sums(runs: ModuleRuns, axes: Mapping[Leaf, str]) -> tuple[dict[Leaf, str], dict[str, list[list[Any]]]]:
+    """Name every concatenation that may be cut; the parts of each name are lists of names of axes and numbers.
+
+    Concatenations of the same parts have the same name.
+    """
+    names: dict[Leaf, str] = {}
+    sums: dict[str, list[list[Any]]] = {}
+    for leaf in (leaf for dim in runs.follower.list_dims() for leaf in resolve(dim) if leaf.parts and not leaf.reason):
+        parts = [_list_factors(express(product, axes)) for product in expand_parts((leaf,))]
+        same = next((name for name, own in sums.items() if own == parts), None)
+        names[leaf] = same or f"sum {len(sums) + 1}"
+        sums[names[leaf]] = parts
+    return names, sums
+
+
+def _list_factors(size: Size) -> list[Any]:
+    return list(size[1:]) if isinstance(size, list) else [size]
 
 
 def express(dim: Sequence[Leaf], names: Mapping[Leaf, str]) -> Size:

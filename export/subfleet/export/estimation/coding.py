@@ -1,51 +1,52 @@
 """Gives a network axes of prime sizes, so that each size in its program shows the axes that it is the product of.
 
 A traced value of 2 * 3 * 3 * 29 * 43 numbers runs over the two axes with 29 and 43 groups: in a submodel that keeps 4
-and 7 of these it has 2 * 3 * 3 * 4 * 7. Axes of layers that are far apart share a prime.
+and 7 of these it has 2 * 3 * 3 * 4 * 7. Axes of layers that are far apart share a prime. A sum of axes is recognised by
+a prime factor of its size: 29 + 39 = 4 * 17 runs over the sum that 17 stands for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 
 from torch import nn
 
+from subfleet.elastic.axes import add_sums
 from subfleet.elastic.building import sized_module
 from subfleet.elastic.network import LocalShapes, Network
 
 _LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
 """The number of tensors between layers that share a prime; the most by which borders and kernels enlarge inputs."""
+_WHOLE = frozenset({"class", "kernel"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """The primes of axes.
+    """The primes of axes and sums.
 
     Attributes:
-        primes: the number of groups of each axis that submodels cut.
-        tensors: positions in the network of the tensors that run over each axis.
+        sizes: sizes of all axes and sums.
+        primes: the prime factor that stands for each axis that submodels cut, and for each sum.
+        tensors: positions in the network of the tensors that run over each axis or sum.
     """
 
     network: Network
+    sizes: Mapping[str, int]
     primes: Mapping[str, int]
     tensors: Mapping[str, tuple[int, ...]]
 
     @property
     def local_shapes(self) -> LocalShapes:
         """The shapes of the network in these sizes."""
-        sizes = {
-            name: axis.granularity * self.primes[name] if name in self.primes else axis.size
-            for name, axis in self.network.axes.items()
-        }
-        shapes = {decl.name: decl.local_shape(sizes) for decl in self.network.tensors.values()}
-        return LocalShapes(sizes=sizes, tensors=shapes, parts=frozenset(self.network.parts))
+        shapes = {decl.name: decl.local_shape(self.sizes) for decl in self.network.tensors.values()}
+        return LocalShapes(sizes=self.sizes, tensors=shapes, parts=frozenset(self.network.parts))
 
     def build_module(self) -> nn.Module:
         """Build the network in these sizes; its weights are uninitialised, and never read."""
         return sized_module(self.network.config, self.local_shapes).to_empty(device="cpu")
 
     def decode(self, size: int, tensor: int) -> tuple[float, dict[str, int]]:
-        """Decode a size of the coded program for submodels: a number times powers of what they keep of axes.
+        """Decode a size of the coded program for submodels: a number times powers of what they keep of axes and sums.
 
         The size occurs in the layer of a tensor, given by its position in the network.
         """
@@ -53,27 +54,87 @@ class Coding:
         for prime in dict.fromkeys(self.primes.values()):
             while size and size % prime == 0:
                 size //= prime
-                axes = (axis for axis, own in self.primes.items() if own == prime)
-                nearest = min(axes, key=lambda axis: min(abs(position - tensor) for position in self.tensors[axis]))
+                names = (name for name, own in self.primes.items() if own == prime)
+                nearest = min(names, key=lambda name: min(abs(position - tensor) for position in self.tensors[name]))
                 powers[nearest] = powers.get(nearest, 0) + 1
-                number /= prime * self.network.axes[nearest].granularity
+                number /= self.sizes[nearest]
         return number, powers
 
 
 def code_axes(network: Network, batch_size: int) -> Coding:
-    """Give each axis a prime that divides no other size of the program."""
+    """Give each axis a prime that divides no other size of the program, such that the size of each sum has one, too."""
     config = network.config
-    tensors: dict[str, tuple[int, ...]] = {}
-    for index, decl in enumerate(network.tensors.values()):
-        for axis in decl.axis_names:
-            tensors[axis] = (*tensors.get(axis, ()), index)
     fixed = (*config.input_shape, *network.other_sizes)
     scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
     others = {size + more for size in scales for more in range(-_BORDER, _BORDER)} | {batch_size, config.class_count}
+    tensors = _list_tensors(network)
     primes: dict[str, int] = {}
-    for name in (name for name in tensors if network.axes[name].kind not in {"class", "kernel"}):
-        near = {index + step for index in tensors[name] for step in range(-_FAR, _FAR)}
-        used = {primes[other] for other in primes if near.intersection(tensors[other])}
-        usable = (n for n in count(_LEAST_PRIME) if n not in used and all(n % factor for factor in range(2, n)))
-        primes[name] = next(prime for prime in usable if all(other < 1 or other % prime for other in others))
-    return Coding(network=network, primes=primes, tensors=tensors)
+    sizes = {name: axis.size for name, axis in network.axes.items() if name not in tensors or axis.kind in _WHOLE}
+    for name in (name for name in tensors if name in network.axes and name not in sizes):
+        for prime in (number for number in count(_LEAST_PRIME) if _is_free(number, name, primes, tensors, others)):
+            sizes[name] = network.axes[name].granularity * prime
+            coded = _code_sums(network, sizes, {**primes, name: prime}, tensors, others)
+            if coded is not None:
+                primes = coded
+                break
+    return Coding(network=network, sizes=add_sums(network.sums, sizes), primes=primes, tensors=tensors)
+
+
+def _code_sums(
+    network: Network,
+    sizes: Mapping[str, int],
+    primes: dict[str, int],
+    tensors: Mapping[str, tuple[int, ...]],
+    others: Collection[int],
+) -> dict[str, int] | None:
+    """Let the largest prime factor of a sum stand for it, if all of its axes have sizes; None if one cannot."""
+    for name, parts in network.sums.items():
+        if name in primes or not all(isinstance(factor, int) or factor in sizes for part in parts for factor in part):
+            continue
+        size = add_sums({name: parts}, sizes)[name]
+        prime = max(_list_prime_factors(size))
+        rest = _list_prime_factors(size // prime)
+        if max(rest, default=1) >= _LEAST_PRIME or not _is_free(prime, name, primes, tensors, others):
+            return None
+        primes[name] = prime
+    return primes
+
+
+def _is_free(
+    number: int,
+    name: str,
+    primes: Mapping[str, int],
+    tensors: Mapping[str, tuple[int, ...]],
+    others: Collection[int],
+) -> bool:
+    """Whether a number is a prime that divides no other size of the program near the tensors of an axis or sum."""
+    if number < _LEAST_PRIME or _list_prime_factors(number) != [number]:
+        return False
+    near = {index + step for index in tensors[name] for step in range(-_FAR, _FAR)}
+    used = any(own == number and not near.isdisjoint(tensors[other]) for other, own in primes.items())
+    return not used and all(other < 1 or other % number for other in others)
+
+
+def _list_prime_factors(number: int) -> list[int]:
+    factors, factor = list[int](), 2
+    while factor * factor <= number:
+        if number % factor:
+            factor += 1
+        else:
+            factors.append(factor)
+            number //= factor
+    return [*factors, number] if number > 1 else factors
+
+
+def _list_tensors(network: Network) -> dict[str, tuple[int, ...]]:
+    """Positions in the network of the tensors that run over each axis or sum; or over the axes of a sum."""
+    tensors: dict[str, tuple[int, ...]] = {}
+    for index, decl in enumerate(network.tensors.values()):
+        sums = (factor for dim in decl.factors for factor in dim if factor in network.sums)
+        for name in dict.fromkeys((*network.list_axes(decl), *map(str, sums))):
+            tensors[name] = (*tensors.get(name, ()), index)
+    for name, parts in network.sums.items():
+        if name not in tensors:
+            own = (tensors.get(str(factor), ()) for part in parts for factor in part)
+            tensors[name] = tuple(sorted(index for indices in own for index in indices))
+    return tensors

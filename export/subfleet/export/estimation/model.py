@@ -152,7 +152,9 @@ class EstimateModel:
             return _NOWHERE, 1
         axes = self._coding.network.axes
         sides = Counter(
-            axis for axis in self._decls[layer].axes if isinstance(axis, str) and axes[axis].kind == "kernel"
+            axis
+            for axis in self._decls[layer].axes
+            if isinstance(axis, str) and axis in axes and axes[axis].kind == "kernel"
         )
         return sides, prod(axes[axis].size ** power for axis, power in sides.items())
 
