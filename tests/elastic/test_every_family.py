@@ -14,16 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 RECORDED = {name: record_case(name) for name in ("branches", "residual", "tokens", "dense", "shuffled")}
 EVERY: tuple[Family, ...] = (
-    *CONFIGS,
-    *DENSE.values(),
-    VIT,
-    BERT,
-    CLASSIFIER,
-    DECODER,
-    LSTM,
-    *PATHS,
-    *RECORDED.values(),
-)
+    *CONFIGS, *DENSE.values(), VIT, BERT, CLASSIFIER, DECODER, LSTM, *PATHS, *RECORDED.values(),
+)  # fmt: skip
 NAMES = {id(family): f" {name}" for name, family in RECORDED.items()}
 
 

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "Family", "MatrixProduct", "Network", "Norm", "Role", "TensorDecl"]
 
-
 Norm = Literal["group", "batch", "layer", "none"]
 """Kinds of norms; those of kind "batch" have running statistics."""
-
 
 Places = Literal["sample", "token", "pixel"]
 """What a network predicts for: the whole sample, each token of a sequence, or each pixel of an image."""
@@ -244,8 +242,7 @@ class Network:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of all parts that a submodel can leave out: the skippable blocks, then the operators of each choice."""
-        operators = (part for choice in self.choices.values() for part in choice.parts)
-        return (*(block.name for block in self.blocks), *operators)
+        return (*(block.name for block in self.blocks), *chain(*(choice.parts for choice in self.choices.values())))
 
     def parts_of(self, architecture: Architecture) -> frozenset[str]:
         """The parts that a submodel keeps; the architecture is not checked."""
@@ -280,8 +277,7 @@ class Network:
             first, *others = (
                 tuple(list_indices(architecture.make_index_set(name), self.axes[name].size)) for name in tied
             )
-            pairs = zip(tied[1:], others, strict=True)
-            differing = next((name for name, indices in pairs if indices != first), None)
+            differing = next((name for name, own in zip(tied[1:], others, strict=True) if own != first), None)
             if differing is not None:
                 raise ConfigError(
                     f"a submodel leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps different "
@@ -326,7 +322,7 @@ class Network:
         chains: list[list[str]] = []
         for block in self.blocks:
             if block.gives and block.name not in blocks:
-                before = next((chain for chain in chains if block.reads in chain), None)
+                before = next((own for own in chains if block.reads in own), None)
                 if before is None:
                     chains.append([block.reads, block.gives])
                 else:
@@ -335,8 +331,7 @@ class Network:
 
     def list_axes(self, decl: TensorDecl) -> tuple[str, ...]:
         """The axes that a tensor runs over, those of its sums included."""
-        factors = chain.from_iterable(decl.factors)
-        parts = chain.from_iterable(self.sums.get(str(factor), ((factor,),)) for factor in factors)
+        parts = chain(*(self.sums.get(str(factor), ((factor,),)) for factor in chain(*decl.factors)))
         return tuple(dict.fromkeys(factor for part in parts for factor in part if isinstance(factor, str)))
 
     def whole_sizes(self) -> dict[str, int]:
@@ -350,9 +345,8 @@ class Network:
             ConfigError: the architecture names what this network lacks, or splits a group.
         """
         self._check_held(architecture)
-        sizes = {name: axis.size for name, axis in self.axes.items()}
-        sizes.update({name: len(list_indices(index_set, sizes[name])) for name, index_set in architecture.axes})
-        return add_sums(self.sums, sizes)
+        kept = {name: len(list_indices(index_set, self.axes[name].size)) for name, index_set in architecture.axes}
+        return add_sums(self.sums, {name: kept.get(name, axis.size) for name, axis in self.axes.items()})
 
     def shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
         """Names and shapes of a submodel's tensors, in network order; or of a part that an update moves.
