@@ -181,7 +181,9 @@ def test_attention_counts_its_products() -> None:
     assert cost.forward_macs == 7 * 6 * 16 + 8 * 16 * 48 + 2 * 8 * 8 * 16 + 8 * 16 * 16 + 16 * 3
 
 
-@pytest.mark.parametrize("name", ["branches", "residual", "attention", "gated", "joined", "parts", "dense", "shuffled"])
+@pytest.mark.parametrize(
+    "name", ["branches", "residual", "attention", "gated", "joined", "parts", "dense", "shuffled", "tokens"]
+)
 def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:
     module, family, inputs = record(name)
     network = network_of(family)
@@ -201,6 +203,31 @@ def test_first_weights_are_like_those_of_the_module() -> None:
             assert torch.equal(tensor, own), name
         elif own.numel() > 100:
             assert 0.8 < float(tensor.std() / own.std()) < 1.25, name
+
+
+class Windowed(nn.Module):
+    """Stores sizes of the batch as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        batch, tokens, _ = inputs.shape
+        windows = self.first(inputs).reshape(2 * batch, tokens // 2, 6)
+        shifted = windows + torch.zeros(batch).repeat(2)[:, None, None]
+        joined = shifted.transpose(0, 1).reshape(tokens // 2, batch, 2, 6).permute(1, 2, 0, 3)
+        logits: Tensor = self.head(joined.reshape(batch, tokens, 6))
+        return logits
+
+
+def test_numbers_that_are_multiples_of_the_batch_follow_it() -> None:
+    module, inputs = Windowed(), torch.randn(7, 4, 4)
+    network = network_of(record_network(module, (4, 4)))
+    replayed = build_module(network, network.full_architecture())
+    replayed.load_state_dict(module.state_dict())
+    assert torch.equal(replayed(inputs), module(inputs))
+    assert torch.equal(replayed(inputs[:1]), module(inputs[:1]))
 
 
 def test_recording_leaves_the_module_as_it_was() -> None:

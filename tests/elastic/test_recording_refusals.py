@@ -29,6 +29,7 @@ class Computed(nn.Module):
         return self.head(between) if isinstance(between, Tensor) else between
 
 
+DRAWN = iter([torch.rand(6) for _ in range(100)])
 LARGE = torch.zeros(70_000)
 
 
@@ -43,6 +44,11 @@ def count_samples(hidden: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "a branch on data": (branch, "layer '' turns a tensor that depends on the inputs into a Python number"),
     "a branch on the batch": (count_samples, "layer '' computes differently for different inputs or batch sizes"),
+    "a number of the batch": (lambda hidden: hidden / (1 + len(hidden)), "layer '' computes differently"),
+    "another constant each time": (
+        lambda hidden: hidden + next(DRAWN),
+        "a tensor in training that is neither a parameter nor a buffer of it, and has other values",
+    ),
     "a dictionary": (lambda hidden: {"logits": hidden}, "the network returns dict, but must return a tensor of logits"),
     "a number": (lambda hidden: hidden.mean(), "the network fails in layer 'head' for inputs of shape"),
     "a large constant": (lambda hidden: hidden + LARGE[:6], r"uses a tensor of shape \(70000,\) that is no parameter"),

@@ -144,6 +144,47 @@ def preflight(
         )
 
 
+@query(app, "inspect torchvision.models:resnet18 --input-shape 3,64,64")
+def inspect(
+    network: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|NAME|MODULE",
+            help="A run's file or name, or a function that returns a PyTorch module, such as my_net:build.",
+        ),
+    ],
+    overrides: options.Overrides = None,
+    input_shape: Annotated[str, typer.Option(help="For a module: shape of one sample, such as 3,64,64.")] = "",
+    arguments: Annotated[
+        list[str] | None, typer.Option("--argument", metavar="KEY=VALUE", help="For a module: an argument.")
+    ] = None,
+    symbols: Annotated[int, typer.Option(min=0, help="For a module of tokens: size of the vocabulary.")] = 0,
+) -> Answers:
+    """Show how a network can be cut, what is kept whole, and what its submodels cost on each runtime."""
+    from rich.console import Console
+
+    from subfleet.cli.console import show_progress
+    from subfleet.cli.inspection import describe_network, read_request, try_submodels
+    from subfleet.cli.inspection_tables import show_network, show_submodels
+    from subfleet.elastic.building import network_of
+    from subfleet.export.cache import open_default_cache
+    from subfleet.protocol.schema import to_plain
+
+    request, targets = read_request(network, overrides or (), input_shape, arguments or (), symbols)
+    elastic = network_of(request.model)
+    submodels = []
+    with show_progress("Exporting and training") as show:
+        for submodel in try_submodels(request, targets, open_default_cache()):
+            submodels.append(submodel)
+            show(f"{submodel.name} done")
+
+    def show_all() -> None:
+        show_network(elastic, Console())
+        show_submodels(submodels, Console())
+
+    yield {**to_plain(describe_network(elastic)), "submodels": to_plain(submodels)}, show_all
+
+
 @query(app, "compare runs/heterofl-s* runs/fjord-s* --out comparison")
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],

@@ -70,7 +70,7 @@ class CallLog:
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Add a call that has tensors among its results, or changes one."""
         name = name_function(function)
-        if _list_tensors(out) or name.endswith("__setitem__"):
+        if list_tensors(out) or name.endswith("__setitem__"):
             # Lists and dictionaries of the user's code may change later.
             args, kwargs = pytree.tree_map(lambda item: item, (tuple(args), dict(kwargs)))
             self.calls.append(Call(name=name, args=args, kwargs=kwargs, out=out, layer=self.follower.layer))
@@ -90,7 +90,7 @@ class CallLog:
 
     def _enter(self, path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(_layer: nn.Module, args: tuple[Any, ...]) -> None:
-            self._running.append((path, len(self.calls), tuple(_list_tensors(args))))
+            self._running.append((path, len(self.calls), tuple(list_tensors(args))))
             self.follower.layer = path
 
         return hook
@@ -119,5 +119,6 @@ class LoggingMode(TorchFunctionMode):
         return out
 
 
-def _list_tensors(value: Any) -> list[Tensor]:
+def list_tensors(value: Any) -> list[Tensor]:
+    """All tensors in a value, also in lists, tuples and dictionaries."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.elastic.recording.blocks import find_blocks
+from subfleet.elastic.recording.comparing import merge_records
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
 from subfleet.elastic.recording.record import (
@@ -21,7 +22,6 @@ from subfleet.elastic.recording.record import (
 )
 from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, run_module
 from subfleet.elastic.recording.sizes import express, name_axes, name_sums
-from subfleet.protocol.errors import ConfigError
 
 _BATCHES = (3, 5)
 """Odd sizes, so that no other dimension is likely to have them."""
@@ -54,22 +54,8 @@ def record_module(module: nn.Module, input_shape: tuple[int, ...], *, symbols: i
             torch.randint(symbols, shape, generator=generator) if symbols else torch.randn(shape, generator=generator)
         )
         records.append(_write(module, run_module(module, inputs)))
-    _compare(*records)
-    return records[0]
-
-
-def _compare(first: NetworkRecord, second: NetworkRecord) -> None:
-    for mode in ("training", "evaluation"):
-        plans: tuple[RecordedPlan, RecordedPlan] = (getattr(first, mode), getattr(second, mode))
-        differing = next(
-            (pair for pair in zip(plans[0].calls, plans[1].calls, strict=False) if pair[0] != pair[1]), None
-        )
-        if differing is not None or len(plans[0].calls) != len(plans[1].calls):
-            layer = differing[0][-1] if differing else ""
-            raise ConfigError(
-                f"layer {layer!r} computes differently for different inputs or batch sizes in {mode}; a network must "
-                "call the same functions for every batch: replace branches on data, and do not store sizes of a batch"
-            )
+    first, second = records
+    return merge_records(first, second, _BATCHES)
 
 
 def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:

@@ -1,6 +1,6 @@
 """One run of a module: its calls, and what each dimension runs over."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode
+from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode, list_tensors
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, keep_whole, make_whole_dim, may_be_cut, resolve
 from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product
 from subfleet.elastic.recording.rules import RULES
@@ -84,6 +84,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
                 keep_whole(dim, "a buffer of constants")
     training, evaluation = (_run_once(module, inputs, follower, training=mode) for mode in (True, False))
     for run in (training, evaluation):
+        _keep_constants_whole(follower, run, [inputs, *state.values()])
         _name_classes(follower, run.logits)
     _keep_joined_whole(follower)
     return ModuleRuns(
@@ -127,6 +128,17 @@ def _find_logits(out: Any) -> Tensor:
 def find_class_dim(logits: Tensor) -> int:
     """The dimension of the classes: the last one for tokens, else the one after the batch."""
     return 2 if logits.dim() == 3 else 1
+
+
+def _keep_constants_whole(follower: DimensionFollower, run: ModuleRun, known: Sequence[Tensor]) -> None:
+    """Keep tensors whole that are neither given to the module, nor part of its state, nor computed by it."""
+    seen = set(map(id, known))
+    for call in run.calls:
+        for tensor in list_tensors((call.args, call.kwargs)):
+            if id(tensor) not in seen:
+                for dim in follower.dims_of(tensor):
+                    keep_whole(dim, "a constant of the network's code")
+        seen.update(map(id, list_tensors(call.out)))
 
 
 def _name_classes(follower: DimensionFollower, logits: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""Networks that nobody here wrote, recorded and cut."""
