@@ -111,7 +111,9 @@ def _describe_detection(name: str) -> CorpusNetwork:
     return CorpusNetwork(name=f"torchvision {name}", make=make, input_shape=(3, 64, 64))
 
 
-_TIMM_SIDES: Mapping[str, int] = MappingProxyType({"test_vit": 160, "test_vit_relpos": 160})
+_TIMM_SIDES: Mapping[str, int] = MappingProxyType(
+    {"test_vit": 160, "test_vit_relpos": 160, "swinv2_tiny_window8_256": 256, "crossvit_tiny_240": 240}
+)
 
 
 def _describe_timm(name: str) -> CorpusNetwork:
@@ -126,7 +128,7 @@ def _describe_timm(name: str) -> CorpusNetwork:
 
 
 def _timm_side(name: str) -> int:
-    """The side of the images of a network of timm: half of it where any size works."""
+    """The side of the images of a network of timm."""
     return _TIMM_SIDES.get(name, 224)
 
 
@@ -137,18 +139,23 @@ _SMALL: Mapping[str, Any] = MappingProxyType(
         "patch_size": 8, "pad_token_id": 0,
     }
 )  # fmt: skip
+_SOUND_LAYERS: Mapping[str, Any] = MappingProxyType(
+    {
+        "apply_spec_augment": False, "conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3), "conv_stride": (5, 2, 2),
+        "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+    }
+)  # fmt: skip
 _OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "albert": {"embedding_size": 32},
         "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128},
         "electra": {"embedding_size": 32},
-        "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": None},
         "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
-        "segformer": {"hidden_sizes": (16, 32, 64, 64), "depths": (1, 1, 1, 1), "decoder_hidden_size": 64},
-        "hubert": {"conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3), "conv_stride": (5, 2, 2),
-                   "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
-        "wav2vec2": {"conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3), "conv_stride": (5, 2, 2),
-                     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4},
+        "segformer": {"num_attention_heads": (1, 2, 4, 4), "hidden_sizes": (16, 32, 64, 64), "depths": (1, 1, 1, 1),
+                      "decoder_hidden_size": 64},
+        "hubert": _SOUND_LAYERS,
+        "wav2vec2": _SOUND_LAYERS,
         "whisper": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
                     "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
                     "num_mel_bins": 16, "max_source_positions": 32},
@@ -166,12 +173,14 @@ def _describe_transformers(kind: str) -> CorpusNetwork:
 
         heads = (
             "AutoModelForCausalLM" if kind in _DECODERS
+            else "DeiTForImageClassification" if kind == "deit"
             else "AutoModelForImageClassification" if kind in _IMAGES
             else "AutoModelForAudioClassification" if kind in _SOUNDS
             else "AutoModelForSequenceClassification"
         )  # fmt: skip
         config = transformers.AutoConfig.for_model(kind, **{**_SMALL, **_OWN.get(kind, {}), "use_cache": False})
-        return Logits(getattr(transformers, heads).from_config(config), "logits")
+        kind_of_model = getattr(transformers, heads)
+        return Logits(kind_of_model(config) if kind == "deit" else kind_of_model.from_config(config), "logits")
 
     if kind in _SOUNDS:
         return CorpusNetwork(name=f"transformers {kind}", make=make, input_shape=_SOUNDS[kind])
@@ -234,7 +243,7 @@ _OTHERS: Mapping[str, CorpusNetwork] = MappingProxyType(
                     _load("kornia.models.vit:VisionTransformer")(
                         image_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4
                     ),
-                    _load("kornia.contrib:ClassificationHead")(64, _CLASSES),
+                    nn.Linear(64, _CLASSES),
                 ),
                 input_shape=(3, 32, 32),
             ),

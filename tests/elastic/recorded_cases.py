@@ -184,6 +184,31 @@ class Shuffled(nn.Module):
         return logits
 
 
+class Windows(nn.Module):
+    """Attention inside windows, with a table of biases for each head, and layers that slide over other dimensions."""
+
+    index: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(2, 12, 2, stride=2)
+        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.biases = nn.Parameter(torch.randn(7, 3))
+        self.register_buffer("index", torch.randint(7, (4, 4)))
+        self.mix, self.slide = nn.Conv1d(2, 1, 1), nn.Conv1d(1, 1, 3, padding=1)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        windows = self.embed(images).flatten(2).transpose(1, 2).unflatten(1, (2, 4))
+        parts = self.qkv(windows).unflatten(-1, (3, 3, 4)).permute(3, 0, 4, 1, 2, 5)
+        biases = self.biases[self.index].permute(2, 0, 1)[:, None]
+        attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=biases)
+        tokens = windows + self.out(attended.permute(0, 2, 3, 1, 4).flatten(3))
+        summary = self.mix(tokens.mean(2)).squeeze(1)
+        logits: Tensor = self.head(summary) + self.slide(self.head(summary)[:, None])[:, 0]
+        return logits
+
+
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
     {
         "branches": (Branches, (2, 6, 6), 0),
@@ -202,6 +227,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "parts": (Parts, (6,), 0),
         "dense": (Dense, (2, 4, 4), 0),
         "shuffled": (Shuffled, (2, 4, 4), 0),
+        "windows": (Windows, (2, 4, 8), 0),
     }
 )  # fmt: skip
 """A function that makes a module, the shape of its samples, and the number of symbols."""

@@ -182,7 +182,7 @@ def test_attention_counts_its_products() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["branches", "residual", "attention", "gated", "joined", "parts", "dense", "shuffled", "tokens"]
+    "name", ["branches", "residual", "attention", "gated", "joined", "parts", "dense", "shuffled", "tokens", "windows"]
 )
 def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:
     module, family, inputs = record(name)

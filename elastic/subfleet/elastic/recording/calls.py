@@ -115,6 +115,8 @@ class LoggingMode(TorchFunctionMode):
             with self:  # its own parts can be cut, while PyTorch's function requires that heads make up the width
                 return attend(*args, **kwargs)
         out = func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            self._log.follower.mark_attention(args[0], args[2] if len(args) > 2 else kwargs["value"])
         self._log.add(func, args, kwargs, out)
         return out
 

@@ -144,6 +144,15 @@ class DimensionFollower:
         """Whether a tensor depends on the input of the module."""
         return id(tensor) in self._computed
 
+    def mark_attention(self, queries: Tensor, values: Tensor) -> None:
+        """Note the heads and their width in attention, whose usual scale follows from the width."""
+        heads, width = self.dims_of(queries)[1:-2][-1:], self.dims_of(queries)[-1]
+        self.mixed.append(width)
+        kinds = [*((dim, "head") for dim in heads), (width, "head_dim"), (self.dims_of(values)[-1], "head_dim")]
+        for dim, kind in kinds:
+            for leaf in resolve(dim):
+                leaf.kind = leaf.kind or kind
+
     def follow(self, operation: Operation) -> None:
         """Apply the rule of an operator that has run; one without a rule keeps everything whole."""
         if any(self.is_computed(tensor) for tensor in operation.inputs):

@@ -15,7 +15,7 @@ _FACTORIES = (
     "rand_like", "randint", "randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like",
 )  # fmt: skip
 _PRIVATE = ("_weight_norm",)
-_METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+_METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "unflatten")
 
 
 @cache

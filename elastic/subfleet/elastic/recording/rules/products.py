@@ -54,7 +54,14 @@ def _convolve(operation: Operation) -> None:
     if isinstance(bias, Tensor):
         tie(operation.follower.dims_of(bias)[0], channels)
     result = operation.result
-    spatial = [make_whole_dim(size, "a place of an image or sequence") for size in result.shape[2:]]
+    pointwise = set(weight.shape[2:]) == set(operation.args[3]) == {1} and not any(operation.args[4])
+    if not pointwise:
+        for place in mine[2:]:
+            keep_whole(place, "a convolution slides along it")
+    spatial = [
+        place if pointwise else make_whole_dim(size, "a place of an image or sequence")
+        for place, size in zip(mine[2:], result.shape[2:], strict=True)
+    ]
     operation.assign([mine[0], channels, *spatial])
     # Each filter reads the channels of its group only, a transposed one writes at each place of its input.
     places = mine[2:] if transposed else [make_whole_dim(size, "") for size in result.shape[2:]]
@@ -100,14 +107,13 @@ def _attend(operation: Operation) -> None:
         tie(queries[place], values[place])
     tie(queries[-1], keys[-1])
     tie(keys[-2], values[-2])
-    operation.follower.mixed.append(queries[-1])  # the usual scale follows from the size
-    for leaf in resolve(queries[1]):
-        leaf.kind = leaf.kind or "head"
-    for dim in (queries[-1], values[-1]):
-        for leaf in resolve(dim):
-            leaf.kind = leaf.kind or "head_dim"
+    weights = [*queries[:-1], keys[-2]]
+    for mask in operation.inputs[3:]:
+        for back, own in enumerate(reversed(operation.follower.dims_of(mask)), 1):
+            if own:
+                tie(own, weights[-back])
     operation.assign([*queries[:-1], values[-1]])
-    operation.follower.add_product(query, key, result=[*queries[:-1], keys[-2]], summed=[queries[-1]])
+    operation.follower.add_product(query, key, result=weights, summed=[queries[-1]])
     operation.follower.add_product(value, result=[*queries[:-1], values[-1]], summed=[keys[-2]])
     for tensor in operation.outputs[1:]:
         operation.assign([make_whole_dim(size, "") for size in tensor.shape], tensor)

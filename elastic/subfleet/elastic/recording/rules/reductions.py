@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subfleet.elastic.recording.dimensions import Dim, make_whole_dim, may_be_cut
+from subfleet.elastic.recording.dimensions import Dim, keep_whole, make_whole_dim, may_be_cut
 from subfleet.elastic.recording.following import Operation, Rule
 from subfleet.elastic.recording.rules.elementwise import combine_elements
 
@@ -52,6 +52,8 @@ def _pool(operation: Operation) -> None:
     """Pooling and resizing, which keep samples and channels apart."""
     dims, source = operation.dims(0), operation.args[0]
     kept = source.dim() - (3 if "3d" in operation.name else 1 if "1d" in operation.name else 2)
+    for place in dims[kept:]:
+        keep_whole(place, "it is pooled or resized")
     for tensor in operation.outputs:
         places = [make_whole_dim(size, "a place of an image or sequence") for size in tensor.shape[kept:]]
         operation.assign([*dims[:kept], *places], tensor)
