@@ -19,6 +19,7 @@ import argparse
 import logging
 import os
 import platform
+import shlex
 import sys
 import tempfile
 import time
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict = [*(problems or ["Every run ended by itself, and nobody honest lost more than two points."])]
     print("\n".join(verdict))
     if options.write:
-        _write(options, [*lines, "", *verdict], time.monotonic() - started_s)
+        _write(options, [*lines, "", *(f"- {line}" for line in verdict)], time.monotonic() - started_s)
     return bool(problems) and not options.smoke
 
 
@@ -167,16 +168,14 @@ def _write(arguments: argparse.Namespace, lines: Sequence[str], seconds: float) 
     title = "## With a process for each member" if arguments.processes else "## In one process"
     if arguments.unguarded:
         title = "## Unguarded: the planted error"
-    options = [*(["--processes"] if arguments.processes else []), *(["--unguarded"] if arguments.unguarded else [])]
-    options += ["--seeds", str(arguments.seeds)]
-    command = " ".join(["python benchmarks/liars.py", *options, "--write"])
+    command = shlex.join(["python", "benchmarks/liars.py", *sys.argv[1:]])
     machine = f"Python {platform.python_version()}, torch {version('torch')}, {platform.machine()}"
     part = [title, "", f"`{command}`, {machine}, {os.cpu_count()} cores, {seconds / 60:.0f} minutes.", "", *lines]
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
-    parts = [f"## {text}".strip() for text in old.split("\n## ")[1:]]
-    other_parts = [other for other in parts if not other.startswith(title)]
+    sections = {text.partition("\n")[0]: f"## {text}".strip() for text in old.split("\n## ")[1:]}
+    sections[title.removeprefix("## ")] = "\n".join(part)
     head = ["# Liars", "", *_HEAD, "", *describe_headroom()]
-    RESULTS.write_text("\n\n".join(["\n".join(head), *other_parts, "\n".join(part)]) + "\n", encoding="utf-8")
+    RESULTS.write_text("\n\n".join(["\n".join(head), *sections.values()]) + "\n", encoding="utf-8")
     print(f"\nWritten to {RESULTS}")
 
 
