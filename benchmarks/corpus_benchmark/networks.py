@@ -141,7 +141,8 @@ _SMALL: Mapping[str, Any] = MappingProxyType(
 )  # fmt: skip
 _SOUND_LAYERS: Mapping[str, Any] = MappingProxyType(
     {
-        "apply_spec_augment": False, "conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3), "conv_stride": (5, 2, 2),
+        "apply_spec_augment": False, "layerdrop": 0.0, "conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3),
+        "conv_stride": (5, 2, 2),
         "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
     }
 )  # fmt: skip

@@ -205,6 +205,16 @@ def test_first_weights_are_like_those_of_the_module() -> None:
             assert 0.8 < float(tensor.std() / own.std()) < 1.25, name
 
 
+def test_lazy_layers_are_recorded_with_their_sizes() -> None:
+    module = nn.Sequential(nn.LazyConv2d(6, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).train()
+    network, inputs = network_of(record_network(module, (3, 4, 4))), torch.randn(3, 3, 4, 4)
+    assert network.tensors["3.weight"].shape == (2, 24)
+    assert module.training
+    replayed = build_module(network, network.full_architecture())
+    replayed.load_state_dict({name: module.state_dict()[name] for name in network.tensors})
+    assert torch.equal(replayed(inputs), module(inputs))
+
+
 class Windowed(nn.Module):
     """Stores sizes of the batch as numbers."""
 

@@ -63,6 +63,11 @@ def test_it_is_refused(name: str) -> None:
         record_network(Computed(between), (4,))
 
 
+def test_lazy_layers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fails for inputs of shape \(3, 4\), from which its lazy layers take their"):
+        record_network(nn.Sequential(nn.LazyConv2d(6, 3), nn.Flatten()), (4,))
+
+
 def test_numbers_of_constants_may_decide() -> None:
     record = record_module(Computed(lambda hidden: hidden * 2 if torch.zeros(3).sum() == 0 else hidden), (4,))
     assert [call[0] for call in record.training.calls if "mul" in call[0]] == ["torch.Tensor.mul"]

@@ -24,6 +24,9 @@ def merge_records(first: NetworkRecord, second: NetworkRecord, batches: Batches)
     Raises:
         ConfigError: the module computes differently for different batches.
     """
+    training, evaluation = (
+        _merge_plans(getattr(first, mode), getattr(second, mode), batches, mode) for mode in ("training", "evaluation")
+    )
     if (first.axes, first.sums, *map(_forget_positions, first.tensors)) != (
         (second.axes, second.sums, *map(_forget_positions, second.tensors))
     ):
@@ -45,8 +48,8 @@ def merge_records(first: NetworkRecord, second: NetworkRecord, batches: Batches)
             )
             for product, other in zip(first.products, second.products, strict=True)
         ),
-        training=_merge_plans(first.training, second.training, batches, "training"),
-        evaluation=_merge_plans(first.evaluation, second.evaluation, batches, "evaluation"),
+        training=training,
+        evaluation=evaluation,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode, list_tensors
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, keep_whole, make_whole_dim, may_be_cut, resolve
@@ -55,7 +56,9 @@ class ModuleRuns:
 
 
 def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
-    """Run a module in training and in evaluation, and follow what it computes. It is unchanged afterwards.
+    """Run a module in training and in evaluation, and follow what it computes.
+
+    It is unchanged afterwards, except that lazy layers have sizes.
 
     Args:
         module: maps a batch of samples to logits; see `record_module`.
@@ -64,6 +67,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     Raises:
         ConfigError: the module fails, or returns no tensor.
     """
+    _initialise(module, inputs)
     follower = DimensionFollower(rules=RULES)
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
@@ -90,6 +94,24 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     return ModuleRuns(
         state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
     )
+
+
+def _initialise(module: nn.Module, inputs: Tensor) -> None:
+    """Let lazy layers find their sizes."""
+    if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        return
+    modes = {layer: layer.training for layer in module.modules()}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            module.eval()(inputs)
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(
+            f"the network fails for inputs of shape {tuple(inputs.shape)}, from which its lazy layers take their "
+            f"sizes: {error}"
+        ) from error
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
 
 
 def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *, training: bool) -> ModuleRun:
