@@ -131,7 +131,9 @@ def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", "serve", "preflight", "example", "examples", "data list", "data show"])
+@pytest.mark.parametrize(
+    "command", ["run", "serve", "inspect", "preflight", "example", "examples", "data list", "data show"]
+)
 def test_help_shows_an_example(command: str, run_cli: Callable[..., Result]) -> None:
     result = run_cli(*command.split(), "--help")
     assert result.exit_code == 0

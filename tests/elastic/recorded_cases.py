@@ -48,6 +48,18 @@ class Residual(nn.Module):
         return images + added
 
 
+class Added(nn.Module):
+    """Adds a layer to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        added: Tensor = self.layer(inputs)
+        return inputs + added
+
+
 class Changed(nn.Module):
     """Adds to its input, and then changes the sum: no block."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from elastic.recorded_cases import MODULES, Branches, Changed, Residual
+from elastic.recorded_cases import MODULES, Added, Branches, Changed, Residual
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -129,6 +129,11 @@ def test_blocks_are_layers_that_add_to_their_input() -> None:
     _, family, _ = record("residual")
     assert [block.name for block in network_of(family).blocks] == ["1", "2"]
     assert family.depths == (3,)
+
+
+def test_a_container_of_one_block_is_not_the_block() -> None:
+    family = record_network(nn.Sequential(nn.Linear(3, 4), nn.Sequential(Added(4)), nn.Linear(4, 2)), (3,))
+    assert [block.name for block in network_of(family).blocks] == ["1.0"]
 
 
 def test_a_layer_that_changes_the_sum_is_no_block() -> None:

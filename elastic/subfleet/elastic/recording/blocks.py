@@ -31,7 +31,9 @@ def find_blocks(module: nn.Module, run: ModuleRun, follower: DimensionFollower) 
 
 
 def _is_inside(inner: LayerSpan, outer: LayerSpan) -> bool:
-    return inner is not outer and outer.start <= inner.start and inner.stop <= outer.stop
+    same = (inner.start, inner.stop) == (outer.start, outer.stop)
+    within = outer.start <= inner.start and inner.stop <= outer.stop
+    return within and (not same or inner.layer.startswith(f"{outer.layer}."))
 
 
 def _is_residual(module: nn.Module, run: ModuleRun, follower: DimensionFollower, span: LayerSpan) -> bool:
