@@ -113,7 +113,7 @@ class SubmodelDescription:
     """A submodel and what it costs.
 
     Attributes:
-        name: "smallest", "quarter of each width" or "whole".
+        name: "smallest", "quarter" (of each width, with all blocks) or "whole".
         parameters: number of parameters.
         weight_bytes: their size.
         forward_macs: multiplications of a sample's forward pass.
@@ -217,7 +217,7 @@ def try_submodels(request: TrainRequest, targets: tuple[str, ...], cache: CacheF
     network = network_of(request.model)
     space = uniform_space(network, _RATES)
     quarter = next(own for own in reversed(space) if own.name.startswith("w1/4"))
-    chosen = {"smallest": space[0], "quarter of each width": quarter, "whole": network.full_architecture()}
+    chosen = {"smallest": space[0], "quarter": quarter, "whole": network.full_architecture()}
     with ExportPool(cache) as pool:
         futures = {
             (name, target): pool.submit(replace(request, architecture=architecture, target=target))

@@ -122,5 +122,5 @@ def show_submodels(submodels: list[SubmodelDescription], console: Console) -> No
 
 
 def _shorten(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+    shown = names[:1] if len(names) > _MOST_NAMES else names
+    return f"{', '.join(shown)} and {len(names) - 1} more" if len(names) > _MOST_NAMES else ", ".join(shown)
