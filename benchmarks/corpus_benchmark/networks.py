@@ -1,7 +1,8 @@
 """Makes the networks of the corpus, each by its authors' own code, with a small input and random weights."""
 
+import collections
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import torch
 from foreign.torchvision_import import import_models
 from torch import Tensor, nn
 
-__all__ = ["CorpusNetwork", "list_networks"]
+__all__ = ["SMOKE", "CorpusNetwork", "count_parameters", "draw_inputs", "list_networks", "make_seeded"]
 
 _CLASSES = 10
 _VOCABULARY, _TOKENS = 100, 16
@@ -192,6 +193,7 @@ def _describe_transformers(kind: str) -> CorpusNetwork:
 
 def _load(path: str) -> Any:
     import_models()  # some of the packages import torchvision
+    vars(collections).setdefault("Iterable", Iterable)  # as nfnets expects of an older Python
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -202,6 +204,12 @@ def _make_x_transformer() -> nn.Module:
         num_tokens=_VOCABULARY, max_seq_len=_TOKENS, attn_layers=encoder
     )
     return wrapper
+
+
+def _make_nfnet() -> nn.Module:
+    network: nn.Module = import_models().resnet18(num_classes=_CLASSES)
+    _load("nfnets:replace_conv")(network, _load("nfnets:WSConv2d"))
+    return network
 
 
 _OTHERS: Mapping[str, CorpusNetwork] = MappingProxyType(
@@ -267,15 +275,21 @@ _OTHERS: Mapping[str, CorpusNetwork] = MappingProxyType(
             ),
             CorpusNetwork(
                 name="nfnets-pytorch",
-                make=lambda: _load("nfnets:NFNet")(
-                    num_classes=10, variant="F0", stochdepth_rate=0.0, alpha=0.2, se_ratio=0.5, activation="gelu"
-                ),
+                make=_make_nfnet,
                 input_shape=(3, 64, 64),
             ),
         )
     }
 )
 """Networks of other packages by the name of the package."""
+
+
+SMOKE = CorpusNetwork(
+    name="pytorch",
+    make=lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(32, 3)),
+    input_shape=(4, 8),
+)
+"""A network for `--smoke`, which needs no package."""
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -290,3 +304,10 @@ def draw_inputs(network: CorpusNetwork, count: int, seed: int) -> Tensor:
     if network.symbols:
         return torch.randint(network.symbols, shape, generator=generator)
     return torch.randn(shape, generator=generator)
+
+
+def make_seeded(network: CorpusNetwork) -> nn.Module:
+    """Make a network with the same random weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # noqa: TID251 - the packages draw their first weights
+        return network.make()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from corpus_benchmark.networks import CorpusNetwork, count_parameters, draw_inputs
+from corpus_benchmark.networks import CorpusNetwork, count_parameters, draw_inputs, make_seeded
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.maps import extract, overwrite, tensor_maps
@@ -19,6 +19,8 @@ from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 
 _SUBMODELS = 3
 _SAMPLES = 2
+_LEAST, _EIGHTH = 2, 8
+"""Of one index there may be nothing to normalise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Recording:
         refused: why it was refused; empty if it was recorded.
         seconds: time to record it.
         parameters: of the whole network.
-        smallest: parameters of the smallest submodel over those of the whole.
+        smallest: parameters of the smallest submodel over those of the whole; see `find_smallest`.
         whole_error: largest difference of the recorded whole from the module, relative to the largest logit.
         submodel_error: the same of random submodels from the whole with zeros in place of what they lack.
         axes: number of axes.
@@ -52,9 +54,7 @@ class Recording:
 
 def record(described: CorpusNetwork) -> Recording:
     """Record a network, and compare the record with it."""
-    torch.manual_seed(0)  # noqa: TID251 - the packages draw their first weights
-    with torch.random.fork_rng(devices=[]):
-        module = _disable_dropout(described.make())
+    module = _disable_dropout(make_seeded(described))
     started_s = time.monotonic()
     try:
         family = record_network(module, described.input_shape, symbols=described.symbols)
@@ -79,14 +79,9 @@ def record(described: CorpusNetwork) -> Recording:
 
 
 def find_smallest(network: Network) -> Architecture:
-    """The submodel with one index or group of every axis, and no block."""
-    return Architecture(
-        axes=tuple(
-            (name, Prefix(size=axis.granularity))
-            for name, axis in sorted(network.axes.items())
-            if axis.kind != "class" and axis.size > axis.granularity
-        )
-    )
+    """The submodel with an eighth of every axis, at least 2 indices of a larger one, and no block."""
+    axes = [axis for _, axis in sorted(network.axes.items()) if axis.kind != "class" and axis.size > _LEAST]
+    return Architecture(axes=tuple((axis.name, Prefix(size=max(_LEAST, axis.size // _EIGHTH))) for axis in axes))
 
 
 def _train_smallest(described: CorpusNetwork, network: Network) -> None:

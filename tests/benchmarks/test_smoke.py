@@ -17,6 +17,7 @@ LONG = frozenset(
             "chains",
             "client_memory",
             "coordinator",
+            "corpus",
             "fedadp",
             "fedoras",
             "fedtrans",

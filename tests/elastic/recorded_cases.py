@@ -221,6 +221,23 @@ class Windows(nn.Module):
         return logits
 
 
+class Standardised(nn.Module):
+    """Convolutions whose filters are normalised, with a norm of each sample's places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            weight = layer.weight
+            flat = functional.batch_norm(weight.reshape(1, len(weight), -1), None, None, training=True)
+            images = torch.relu(functional.conv2d(images, flat.reshape_as(weight), layer.bias, padding=1))
+        logits: Tensor = self.head(images.mean((2, 3)))
+        return logits
+
+
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
     {
         "branches": (Branches, (2, 6, 6), 0),
@@ -239,6 +256,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "parts": (Parts, (6,), 0),
         "dense": (Dense, (2, 4, 4), 0),
         "shuffled": (Shuffled, (2, 4, 4), 0),
+        "standardised": (Standardised, (2, 4, 4), 0),
         "windows": (Windows, (2, 4, 8), 0),
     }
 )  # fmt: skip

@@ -187,7 +187,20 @@ def test_attention_counts_its_products() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["branches", "residual", "attention", "gated", "joined", "parts", "dense", "shuffled", "tokens", "windows"]
+    "name",
+    [
+        "branches",
+        "residual",
+        "attention",
+        "gated",
+        "joined",
+        "parts",
+        "dense",
+        "shuffled",
+        "tokens",
+        "windows",
+        "standardised",
+    ],
 )
 def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:
     module, family, inputs = record(name)

@@ -21,6 +21,7 @@ def _tie_all(operation: Operation, tensors: Sequence[Any], dims: Sequence[Sequen
 def _normalise_batch(operation: Operation) -> None:
     dims, source = operation.dims(0), operation.args[0]
     _tie_all(operation, operation.args[1:5], [dims[1]])
+    operation.follower.mixed += (dims[0], *dims[2:])  # weights may be normalised, too
     operation.assign(dims)
     for tensor in operation.outputs[1:]:
         sizes = [dims[1] if size == source.shape[1] else make_dim(size) for size in tensor.shape]
@@ -43,6 +44,7 @@ def _normalise_groups(operation: Operation) -> None:
     group, inside = Leaf(groups), Leaf(channels // groups, reason="a norm's group is kept together")
     tie(dims[1], (group, inside))
     _tie_all(operation, operation.args[1:3], [dims[1]])
+    operation.follower.mixed += dims[2:]
     if groups == 1:
         operation.follower.mixed.append(dims[1])
     operation.assign(dims)
