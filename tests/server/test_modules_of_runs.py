@@ -50,6 +50,15 @@ def test_a_module_is_the_network_of_a_run(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_file_says_what_may_be_cut(folder: Path) -> None:
+    run = read_run(write(folder, _NAMED + "input_shape = [1, 8, 8]\ngranularity = 4\nblocks = []"))
+    assert network_of(run.model).axes["1"].granularity == 4
+    run = read_run(write(folder, _NAMED + 'input_shape = [1, 8, 8]\nkeep = ["1"]'))
+    assert [axis.kind for axis in network_of(run.model).axes.values()] == ["class"]
+    with pytest.raises(ConfigError, match=r"keep names 'first', but the network has \['1', 'class'\]"):
+        read_run(write(folder, _NAMED + 'input_shape = [1, 8, 8]\nkeep = ["first"]'))
+
+
 def test_what_is_stored_needs_no_code(folder: Path) -> None:
     run = read_run(write(folder, _NAMED + "input_shape = [1, 8, 8]"))
     (folder / "code_of_a_test.py").unlink()

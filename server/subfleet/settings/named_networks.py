@@ -42,11 +42,17 @@ class ModuleSettings:
         module: a function that returns a `torch.nn.Module`, or its class, such as "torchvision.models:resnet18".
         input_shape: shape of one sample.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+        keep: patterns of axes that stay whole.
+        blocks: patterns of the blocks that a submodel can leave out.
+        granularity: size of the groups of channels that are kept or dropped together.
     """
 
     module: str
     input_shape: tuple[int, ...]
     symbols: int = 0
+    keep: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ("*",)
+    granularity: int = 1
 
 
 def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,13 +63,16 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: keys are unknown, missing or wrong, or the module cannot be imported or recorded.
     """
+    from subfleet.elastic.recording.cuts import Cuts
     from subfleet.elastic.recording.loading import record_named
 
     chosen = read_plain(ModuleSettings, {key: value for key, value in table.items() if key != "arguments"})
     arguments = table.get("arguments", {})
     if not isinstance(arguments, dict):
         raise ConfigError(f"arguments is {arguments!r:.80}, but must be a table of named arguments")
-    plain: dict[str, Any] = to_plain(record_named(chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols))
+    cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity)
+    recorded = record_named(chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols, cuts=cuts)
+    plain: dict[str, Any] = to_plain(recorded)
     return plain
 
 

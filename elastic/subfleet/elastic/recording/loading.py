@@ -11,13 +11,16 @@ import torch
 from torch import nn
 
 from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.recording.cuts import Cuts
 from subfleet.elastic.recording.record import pack_record
 from subfleet.elastic.recording.recorder import record_module
 from subfleet.protocol.errors import ConfigError
 
+_EVERYTHING = Cuts()
+
 
 def record_named(
-    name: str, arguments: Mapping[str, Any], input_shape: tuple[int, ...], *, symbols: int = 0
+    name: str, arguments: Mapping[str, Any], input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = _EVERYTHING
 ) -> Recorded:
     """Import a module, and record it. Files in the current folder can be imported.
 
@@ -26,6 +29,7 @@ def record_named(
         arguments: its named arguments.
         input_shape: shape of one sample.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+        cuts: what may be cut.
 
     Raises:
         ConfigError: there is no such function, it fails, it returns no module, or the module cannot be recorded.
@@ -39,16 +43,18 @@ def record_named(
             raise ConfigError(f"{name}(...) with the arguments {dict(arguments)} fails: {error}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{name} returns {type(module).__name__}, but must return a torch.nn.Module")
-    return record_network(module, input_shape, symbols=symbols)
+    return record_network(module, input_shape, symbols=symbols, cuts=cuts)
 
 
-def record_network(module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0) -> Recorded:
+def record_network(
+    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = _EVERYTHING
+) -> Recorded:
     """Record a module as the settings of a network; see `record_module`.
 
     Raises:
         ConfigError: the module cannot be recorded.
     """
-    record = record_module(module, input_shape, symbols=symbols)
+    record = record_module(module, input_shape, symbols=symbols, cuts=cuts)
     return Recorded(
         input_shape=input_shape, class_count=record.class_count, recording=pack_record(record), symbols=symbols
     )

@@ -24,12 +24,14 @@ class RecordedAxis:
         kind: "channel", "head", "head_dim" or "class".
         mixed: whether an operator combines its indices, such as a norm: then a submodel computes something else than
             the whole network with zeros in place of the removed indices.
+        granularity: size of the groups of indices that are kept or dropped together.
     """
 
     name: str
     size: int
     kind: str
     mixed: bool
+    granularity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.recording.blocks import find_blocks
 from subfleet.elastic.recording.comparing import merge_records
+from subfleet.elastic.recording.cuts import Cuts
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
 from subfleet.elastic.recording.record import (
@@ -20,7 +22,7 @@ from subfleet.elastic.recording.record import (
     RecordedProduct,
     RecordedTensor,
 )
-from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, run_module
+from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, keep_joined_whole, run_module
 from subfleet.elastic.recording.sizes import express, name_axes, name_sums
 
 _BATCHES = (3, 5)
@@ -29,9 +31,12 @@ _PLACES: Mapping[int, Literal["sample", "token", "pixel"]] = MappingProxyType({2
 """What logits of so many dimensions are for."""
 _CHANCE = 4.0
 """Standard errors."""
+_EVERYTHING = Cuts()
 
 
-def record_module(module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0) -> NetworkRecord:
+def record_module(
+    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = _EVERYTHING
+) -> NetworkRecord:
     """Record a module.
 
     It is recorded twice, with other inputs and batch sizes, since a network that computes differently for different
@@ -42,9 +47,11 @@ def record_module(module: nn.Module, input_shape: tuple[int, ...], *, symbols: i
             width).
         input_shape: of one sample.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+        cuts: what may be cut.
 
     Raises:
-        ConfigError: the module fails, calls something that cannot be recorded, or branches on its data.
+        ConfigError: the module fails, calls something that cannot be recorded, or branches on its data; or a pattern of
+            `cuts` fits nothing in it.
     """
     records = []
     for seed, batch in enumerate(_BATCHES):
@@ -53,12 +60,14 @@ def record_module(module: nn.Module, input_shape: tuple[int, ...], *, symbols: i
         inputs = (
             torch.randint(symbols, shape, generator=generator) if symbols else torch.randn(shape, generator=generator)
         )
-        records.append(_write(module, run_module(module, inputs)))
+        records.append(_write(module, run_module(module, inputs), cuts))
     first, second = records
     return merge_records(first, second, _BATCHES)
 
 
-def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
+def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
+    cuts.keep_axes(name_axes(runs))
+    keep_joined_whole(runs.follower)
     axes = name_axes(runs)
     joined, sums = name_sums(runs, axes)
     names = {**axes, **joined}
@@ -67,7 +76,7 @@ def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
         _write_plan(module, runs, run, encoder)
         for run, encoder in zip((runs.training, runs.evaluation), encoders, strict=True)
     )
-    blocks = [name for name in training.blocks if name in evaluation.blocks]
+    blocks = cuts.choose_blocks(name for name in training.blocks if name in evaluation.blocks)
     containers: dict[str, list[str]] = {}
     for name in blocks:
         containers.setdefault(name.rpartition(".")[0], []).append(name)
@@ -77,15 +86,21 @@ def _write(module: nn.Module, runs: ModuleRuns) -> NetworkRecord:
         class_count=runs.training.logits.shape[find_class_dim(runs.training.logits)],
         predicts=_PLACES[runs.training.logits.dim()],
         axes=tuple(
-            RecordedAxis(name=name, size=leaf.size, kind=leaf.kind or "channel", mixed=name in mixed)
+            RecordedAxis(
+                name=name,
+                size=leaf.size,
+                kind=leaf.kind or "channel",
+                mixed=name in mixed,
+                granularity=cuts.choose_granularity(leaf),
+            )
             for leaf, name in axes.items()
         ),
         sums={name: tuple(map(tuple, parts)) for name, parts in sums.items()},
         tensors=_write_tensors(module, runs, names),
         fixed=tuple([name, *encode_tensor(runs.state[name])] for name in runs.fixed),
         sections=tuple(map(tuple, containers.values())),
-        training=training,
-        evaluation=evaluation,
+        training=replace(training, blocks={name: training.blocks[name] for name in blocks}),
+        evaluation=replace(evaluation, blocks={name: evaluation.blocks[name] for name in blocks}),
         products=tuple(
             RecordedProduct(
                 result=tuple(express(dim, names) for dim in product.result),

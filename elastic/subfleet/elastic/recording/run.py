@@ -90,7 +90,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     for run in (training, evaluation):
         _keep_constants_whole(follower, run, [inputs, *state.values()])
         _name_classes(follower, run.logits)
-    _keep_joined_whole(follower)
+    keep_joined_whole(follower)
     return ModuleRuns(
         state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
     )
@@ -173,7 +173,7 @@ def _name_classes(follower: DimensionFollower, logits: Tensor) -> None:
             keep_whole(dim, "the shape of the network's results")
 
 
-def _keep_joined_whole(follower: DimensionFollower) -> None:
+def keep_joined_whole(follower: DimensionFollower) -> None:
     """Keep concatenations whole that are no sums of products of axes, or have no part that may be cut."""
     joined = {leaf: None for dim in follower.list_dims() for leaf in resolve(dim) if leaf.parts}
     kept = -1

@@ -1,0 +1,67 @@
+"""What a person allows to be cut of a recorded network."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from subfleet.elastic.recording.dimensions import Leaf, keep_whole
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Positive
+
+_REASON = "the settings keep it whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Cuts:
+    """What may be cut. Patterns have the wildcards of files: "layer4.*".
+
+    Attributes:
+        keep: patterns of axes that stay whole.
+        blocks: patterns of the blocks that a submodel can leave out.
+        granularity: size of the aligned groups of channels that are kept or dropped together, in axes of which it is a
+            factor.
+    """
+
+    keep: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ("*",)
+    granularity: Positive = 1
+
+    def keep_axes(self, names: Mapping[Leaf, str]) -> None:
+        """Keep axes whole.
+
+        Args:
+            names: of all axes that could be cut, by leaf.
+
+        Raises:
+            ConfigError: a pattern fits no axis.
+        """
+        _check_patterns("keep", self.keep, names.values())
+        for leaf, name in names.items():
+            if _fits(name, self.keep):
+                keep_whole((leaf,), _REASON)
+
+    def choose_blocks(self, names: Iterable[str]) -> list[str]:
+        """The blocks that can be left out.
+
+        Raises:
+            ConfigError: a pattern fits no block.
+        """
+        every = list(names)
+        _check_patterns("blocks", [pattern for pattern in self.blocks if pattern != "*"], every)
+        return [name for name in every if _fits(name, self.blocks)]
+
+    def choose_granularity(self, leaf: Leaf) -> int:
+        """The granularity of an axis."""
+        return 1 if leaf.kind or leaf.size % self.granularity else self.granularity
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(key: str, patterns: Iterable[str], names: Collection[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"{key} names {pattern!r:.80}, but the network has {sorted(names)}; name some of these")
