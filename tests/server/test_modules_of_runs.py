@@ -1,15 +1,25 @@
 """A run names a PyTorch module; it is imported once, where the file is read."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.recorded import Recorded
-from subfleet.protocol.errors import ConfigError
+from subfleet.elastic.model_state import ModelState
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.rounds.state import RunState
+from subfleet.serving.loading import load_model
+from subfleet.serving.run_context import create_context
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 
@@ -20,6 +30,10 @@ from torch import nn
 
 def build(width=8):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def build_with_norm():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
 """
 
 
@@ -57,6 +71,42 @@ def test_the_file_says_what_may_be_cut(folder: Path) -> None:
     assert [axis.kind for axis in network_of(run.model).axes.values()] == ["class"]
     with pytest.raises(ConfigError, match=r"keep names 'first', but the network has \['1', 'class'\]"):
         read_run(write(folder, _NAMED + 'input_shape = [1, 8, 8]\nkeep = ["first"]'))
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_weights_of_a_module(folder: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    module(torch.randn(5, 1, 8, 8))
+    save_file(module.state_dict(), folder / "trained.safetensors")
+    model = 'module = "code_of_a_test:build_with_norm"\ninput_shape = [1, 8, 8]\nweights = "trained.safetensors"'
+    run = read_run(write(folder, model))
+    shared = first_model(run, folder).shared
+    assert list(shared) == list(network_of(run.model).tensors)
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in shared.items())
+    assert shared["1.running_var"].std() > 0, "statistics are taken, too"
+    (folder / "other").mkdir()
+    other = replace(run, first_weights=None, name="other")
+    assert not torch.equal(first_model(other, folder / "other").shared["0.weight"], shared["0.weight"])
+
+
+def test_weights_that_are_missing_are_reported(folder: Path) -> None:
+    with pytest.raises(FileError, match=r"model\.weights nowhere\.safetensors cannot be read"):
+        read_run(write(folder, _NAMED + 'input_shape = [1, 8, 8]\nweights = "nowhere.safetensors"'))
+
+
+@pytest.mark.slow
+def test_weights_of_another_network_are_refused(folder: Path) -> None:
+    save_file({"1.weight": torch.zeros(8, 64)}, folder / "trained.safetensors")
+    run = read_run(write(folder, _NAMED + 'input_shape = [1, 8, 8]\nweights = "trained.safetensors"'))
+    with pytest.raises(ConfigError, match="do not fit the run's model"):
+        first_model(run, folder)
+
+
+def first_model(run: Run, folder: Path) -> ModelState:
+    """The model of a run that has not begun."""
+    engine = open_database(folder)
+    run_id = begin_run(engine, name=run.name, settings=run.fingerprint(), round_count=run.rounds)
+    return load_model(create_context(run, run_id), RunState(), Journal(engine, run_id), folder)
 
 
 def test_what_is_stored_needs_no_code(folder: Path) -> None:

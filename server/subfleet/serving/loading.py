@@ -83,7 +83,8 @@ def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
             "or begin another run"
         )
     stored = unpack_state(load(content)).of(given.network)
-    weights = stored.shared
+    # The saved state of a module also has counters, which are no numbers to train.
+    weights = {name: own for name, own in stored.shared.items() if name in network.tensors or own.is_floating_point()}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """Reads the description of a run: a TOML file, or one of the runs that are included in the package (folder `runs`)."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
@@ -99,7 +100,7 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
     """The settings with `model.preset` or `model.module` replaced by the settings of that network."""
     model = plain.get("model")
     if isinstance(model, dict) and "module" in model:
-        return {**plain, "model": _record_model(model)}
+        return _complete_module(plain, model)
     if not isinstance(model, dict) or "preset" not in model:
         return plain
     try:
@@ -109,6 +110,18 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
         known = {field.name for kind in kinds for field in fields(kind)}
         problems = [Problem(text=explain_unknown_key(key, known), keys=(key,)) for key in sorted(model.keys() - known)]
         return {**plain, "model": InvalidError([*InvalidError.of(error).problems, *problems])}
+
+
+def _complete_module(plain: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """The settings with a module recorded; its `weights` are the first weights of the run."""
+    named = {key: value for key, value in model.items() if key != "weights"}
+    completed = {**plain, "model": _record_model(named)}
+    if "weights" not in model:
+        return completed
+    path = Path(str(model["weights"]))
+    with explain_os_errors(f"model.weights {path} cannot be read", "name a file of safetensors"):
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {**completed, "first_weights": {"file": str(path.resolve()), "sha256": sha256}}
 
 
 def _record_model(model: dict[str, Any]) -> Any:
