@@ -221,6 +221,23 @@ class Windows(nn.Module):
         return logits
 
 
+class Limited(nn.Module):
+    """Limits that are saved, and infinite at first."""
+
+    most: Tensor
+    index: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("most", torch.tensor(float("inf")))
+        self.register_buffer("index", torch.tensor([2, 0, 1, 3]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.first(inputs[:, self.index])).clamp(max=self.most))
+        return logits
+
+
 class Standardised(nn.Module):
     """Convolutions whose filters are normalised, with a norm of each sample's places."""
 
@@ -256,6 +273,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "parts": (Parts, (6,), 0),
         "dense": (Dense, (2, 4, 4), 0),
         "shuffled": (Shuffled, (2, 4, 4), 0),
+        "limited": (Limited, (4,), 0),
         "standardised": (Standardised, (2, 4, 4), 0),
         "windows": (Windows, (2, 4, 8), 0),
     }

@@ -93,7 +93,7 @@ class NetworkRecord:
         axes: in the order of its tensors.
         sums: parts of its concatenations by name; a part is a list of names of axes and numbers.
         tensors: in the order of its state.
-        fixed: buffers that are not in its state or no floating-point numbers: name, and the encoded tensor.
+        fixed: buffers that are not in its state or no finite floating-point numbers: name, and the encoded tensor.
         sections: names of its skippable blocks; those of one section are in one container.
         training: its calls in training.
         evaluation: its calls in evaluation.

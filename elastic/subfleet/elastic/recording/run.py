@@ -40,7 +40,7 @@ class ModuleRuns:
 
     Attributes:
         state: the module's parameters and buffers by name.
-        fixed: names of the buffers that are not in the module's saved state or no floating-point numbers.
+        fixed: names of the buffers that are not in the module's saved state or no finite floating-point numbers.
         inputs: the input of both, with the batch first.
         training: the run in training.
         evaluation: the run in evaluation.
@@ -75,7 +75,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     fixed = tuple(
         name
         for name, tensor in state.items()
-        if name not in parameters and (name not in saved or not tensor.is_floating_point())
+        if name not in parameters and (name not in saved or not _is_finite_number(tensor))
     )
     batch = Leaf(len(inputs), is_batch=True)
     follower.assign(inputs, [(batch,), *(make_whole_dim(size, "the shape of a sample") for size in inputs.shape[1:])])
@@ -94,6 +94,10 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     return ModuleRuns(
         state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
     )
+
+
+def _is_finite_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.isfinite().all())
 
 
 def _initialise(module: nn.Module, inputs: Tensor) -> None:
