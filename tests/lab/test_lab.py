@@ -5,10 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
+from subfleet.elastic.model_state import unpack_state
 from subfleet.export.cache import CacheFolder
 from subfleet.lab import Result, load, load_all, run
 from subfleet.protocol.errors import ConfigError, FileError, MissingExtraError
+from subfleet.tasks import load_digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -44,6 +49,45 @@ def test_without_pandas_the_extra_is_named(result: Result, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"subfleet\[pandas\]"):
         result.frame()
+
+
+class Net(nn.Module):
+    """A module of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 24), nn.Linear(64, 8)
+        self.norm, self.head = nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        flat = images.flatten(1)
+        logits: Tensor = self.head(torch.relu(self.norm(torch.cat([self.wide(flat), self.narrow(flat)], 1))))
+        return logits
+
+
+def test_a_module_is_trained_from_its_own_weights_and_takes_the_trained_ones(
+    cache: CacheFolder, tmp_path: Path
+) -> None:
+    network = Net()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    still = load("fedavg", "rounds=1", "host.type=batch", "training.learning_rate=0.0", "deploy_targets=[]")
+    trained = load("fedavg", "rounds=2", "host.type=batch", "training.epochs=2", "deploy_targets=[]")
+    results = [run(described, model=network, runs=tmp_path / "runs", cache=cache) for described in (still, trained)]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    weights = [dict(unpack_state(load_file(result.model)).shared) for result in results]
+    assert all(torch.equal(weights[0][name], before[name]) for name in ("wide.weight", "narrow.weight", "head.bias"))
+    network.load_state_dict(weights[1])
+    digits = load_digits()
+    images = torch.from_numpy(digits.inputs)
+    accuracy = (network.eval()(images).argmax(1) == torch.from_numpy(digits.labels)).float().mean()
+    assert results[1].accuracy is not None
+    assert accuracy > 0.5 < results[1].accuracy
+
+
+def test_a_module_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fails in layer '0' for inputs of shape"):
+        run(load("fedavg", "host.type=batch"), model=nn.Sequential(nn.Linear(7, 10)), runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_wrong_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:

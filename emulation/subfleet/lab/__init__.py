@@ -6,9 +6,10 @@ result = run(load("fedfa", "rounds=3", "host.type=batch"))
 print(result.accuracy, result.frame()[["round", "client_id", "architecture", "loss"]])
 """
 
+import hashlib
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,21 @@ from subfleet.export.cache import CacheFolder, open_default_cache
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.observers import open_run_folder
-from subfleet.protocol.errors import MissingExtraError
+from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.run_folder import choose_folder
+from subfleet.settings.sections import FirstWeights
 from subfleet.settings.stored_networks import resolve_model
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from torch import nn
 
 __all__ = ["ClientRound", "Result", "Run", "load", "load_all", "run"]
+
+FIRST_WEIGHTS = "first_weights.safetensors"
+"""The weights of a module that a run began with, in its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,7 @@ def load_all(name_or_path: str | Path, *overrides: str, seeds: tuple[int, ...] =
 def run(
     described: Run,
     *,
+    model: "nn.Module | None" = None,
     runs: Path | str = "runs",
     name: str | None = None,
     observer: RunObserver | None = None,
@@ -115,6 +122,8 @@ def run(
     Args:
         described: the run; `host.type` selects client processes or one process. If it takes the model of another run,
             that run must be finished.
+        model: a PyTorch module that takes the place of the run's model, and stays unchanged; the run begins with its
+            weights. Its inputs have the shape of `described.model.input_shape`.
         runs: folder in which the folder of the run is created.
         name: of the run's folder; None takes the run's name with the first free number.
         observer: of the run, in addition to those that the run names.
@@ -124,12 +133,18 @@ def run(
         SubfleetError: the run cannot start, or it failed.
     """
     described.emulated_devices()
-    described = resolve_model(described, Path(runs))
     folder = choose_folder(Path(runs), described.name, name)
+    weights = None
+    if model is None:
+        described = resolve_model(described, Path(runs))
+    else:
+        described, weights = _take_module(described, model, folder / FIRST_WEIGHTS)
     with (
         open_run_folder(folder, described, observer or Unobserved()) as (folder, observers),
         open_host(described.host.type, cache or open_default_cache()) as host,
     ):
+        if weights is not None:
+            (folder / FIRST_WEIGHTS).write_bytes(weights)
         outcome = host(described, folder, observers, threading.Event())
     result = outcome.result
     return Result(
@@ -140,3 +155,19 @@ def run(
         rounds=result.rounds,
         models=outcome.models,
     )
+
+
+def _take_module(described: Run, model: "nn.Module", path: Path) -> tuple[Run, bytes]:
+    """The run with a recorded module, and the module's weights as the content of a file with this path."""
+    from safetensors.torch import save
+
+    from subfleet.elastic.recording.loading import record_network
+
+    symbols = getattr(described.model, "vocabulary", getattr(described.model, "symbols", 0))
+    family = record_network(model, described.model.input_shape, symbols=symbols)
+    content = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    weights = FirstWeights(file=str(path.resolve()), sha256=hashlib.sha256(content).hexdigest())
+    try:
+        return replace(described, model=family, model_of=None, first_weights=weights), content
+    except ValueError as error:
+        raise ConfigError(f"run {described.name!r} cannot take the module: {error}") from error
