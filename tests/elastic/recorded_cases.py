@@ -238,6 +238,24 @@ class Limited(nn.Module):
         return logits
 
 
+class Exits(nn.Module):
+    """Returns results by name: with an auxiliary one in training, some of them computed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.auxiliary = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.first(inputs))
+        hidden.view(-1, 2, 3)[:, 1].mul_(2.0)
+        results = {"logits": self.head(hidden)}
+        if self.training:
+            results["auxiliary"] = self.auxiliary(hidden)
+        return results
+
+
 class Standardised(nn.Module):
     """Convolutions whose filters are normalised, with a norm of each sample's places."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from elastic.recorded_cases import MODULES, Added, Branches, Changed, Residual
+from elastic.recorded_cases import MODULES, Added, Branches, Changed, Exits, Residual
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -221,6 +221,18 @@ def test_first_weights_are_like_those_of_the_module() -> None:
             assert torch.equal(tensor, own), name
         elif own.numel() > 100:
             assert 0.8 < float(tensor.std() / own.std()) < 1.25, name
+
+
+def test_logits_are_found_by_name_and_only_what_they_depend_on_is_recorded() -> None:
+    module, inputs = Exits(), torch.randn(3, 4)
+    family = record_network(module, (4,))
+    network = network_of(family)
+    assert list(network.tensors) == ["first.weight", "first.bias", "head.weight", "head.bias"]
+    assert not any("auxiliary" in call[-1] for call in read(family).training.calls)
+    replayed = build_module(network, network.full_architecture())
+    replayed.load_state_dict({name: module.state_dict()[name] for name in network.tensors})
+    for training in (True, False):
+        assert torch.equal(replayed.train(training)(inputs), module.train(training)(inputs)["logits"])
 
 
 def test_lazy_layers_are_recorded_with_their_sizes() -> None:

@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
         lambda hidden: hidden + next(DRAWN),
         "a tensor in training that is neither a parameter nor a buffer of it, and has other values",
     ),
-    "a dictionary": (lambda hidden: {"logits": hidden}, "the network returns dict, but must return a tensor of logits"),
+    "a dictionary": (lambda hidden: {"scores": hidden}, "the network returns dict, but must return a tensor of logits"),
     "a number": (lambda hidden: hidden.mean(), "the network fails in layer 'head' for inputs of shape"),
     "a large constant": (lambda hidden: hidden + LARGE[:6], r"uses a tensor of shape \(70000,\) that is no parameter"),
     "an error": (lambda hidden: functional.linear(hidden, LARGE), "the network fails in layer '' for inputs of shape"),

@@ -149,8 +149,8 @@ def _count_positions(runs: ModuleRuns) -> dict[str, int]:
     multiplications = Counter[str]()
     for product in runs.training.products:
         multiplications[product.weight] += math.prod(measure(dim) for dim in (*product.result, *product.summed))
-    del multiplications[""]
-    return {name: max(1, count // runs.state[name].numel()) for name, count in multiplications.items()}
+    counts = {name: count for name, count in multiplications.items() if name in runs.state}
+    return {name: max(1, count // runs.state[name].numel()) for name, count in counts.items()}
 
 
 _NORMS = {"torch.nn.functional.batch_norm": (3, 4), "torch.nn.functional.layer_norm": (2, 3),

@@ -13,8 +13,12 @@ from torch.nn.parameter import is_lazy
 from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode, list_tensors
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, keep_whole, make_whole_dim, may_be_cut, resolve
 from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product
+from subfleet.elastic.recording.live_calls import keep_live_calls
 from subfleet.elastic.recording.rules import RULES
 from subfleet.protocol.errors import ConfigError, SubfleetError
+
+_LOGITS = ("logits", "out")
+"""Names of the logits among several results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,7 +27,7 @@ class ModuleRun:
 
     Attributes:
         logits: its result.
-        calls: the calls of functions, in order.
+        calls: the calls of functions that the result depends on, in order.
         spans: the calls of each layer.
         products: matrix products and convolutions, in order.
     """
@@ -39,7 +43,7 @@ class ModuleRuns:
     """A run of a module in training and one in evaluation.
 
     Attributes:
-        state: the module's parameters and buffers by name.
+        state: the module's parameters and buffers by name that its results depend on.
         fixed: names of the buffers that are not in the module's saved state or no finite floating-point numbers.
         inputs: the input of both, with the batch first.
         training: the run in training.
@@ -91,6 +95,14 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
         _keep_constants_whole(follower, run, [inputs, *state.values()])
         _name_classes(follower, run.logits)
     keep_joined_whole(follower)
+    used = {
+        id(tensor)
+        for run in (training, evaluation)
+        for call in run.calls
+        for tensor in list_tensors((call.args, call.kwargs))
+    }
+    state = {name: tensor for name, tensor in state.items() if id(tensor) in used}
+    fixed = tuple(name for name in fixed if name in state)
     return ModuleRuns(
         state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
     )
@@ -133,21 +145,26 @@ def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *,
             ) from error
         finally:
             stop_watching()
+    logits = _find_logits(out)
+    calls, spans = keep_live_calls(log.calls, log.spans, logits)
     return ModuleRun(
-        logits=_find_logits(out),
-        calls=tuple(log.calls),
-        spans=tuple(log.spans),
+        logits=logits,
+        calls=calls,
+        spans=spans,
         products=tuple(follower.products[before:]),
     )
 
 
 def _find_logits(out: Any) -> Tensor:
+    """The logits among the results: the only tensor, or the one named so."""
+    named = [out.get(name) if isinstance(out, Mapping) else getattr(out, name, None) for name in _LOGITS]
+    out = next((result for result in named if isinstance(result, Tensor)), out)
     if isinstance(out, Tensor) and 1 < out.dim() < 5:
         return out
     what = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
     raise ConfigError(
-        f"the network returns {what}, but must return a tensor of logits: (batch, classes), (batch, tokens, classes) "
-        "or (batch, classes, height, width)"
+        f"the network returns {what}, but must return a tensor of logits, (batch, classes), (batch, tokens, classes) "
+        f"or (batch, classes, height, width), or several results with logits under one of the names {list(_LOGITS)}"
     )
 
 
