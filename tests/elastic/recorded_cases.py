@@ -221,6 +221,22 @@ class Windows(nn.Module):
         return logits
 
 
+class Biased(nn.Module):
+    """Attention with a bias for each head and pair of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(6, 12) for _ in range(3))
+        self.biases = nn.Parameter(torch.randn(1, 3, 5, 5))
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = (own(tokens).unflatten(-1, (3, 4)).transpose(1, 2) for own in (self.queries, self.keys, self.values))
+        attended = functional.scaled_dot_product_attention(*parts, attn_mask=torch.tanh(self.biases))
+        logits: Tensor = self.head(attended.transpose(1, 2).flatten(2))
+        return logits
+
+
 class Limited(nn.Module):
     """Limits that are saved, and infinite at first."""
 
@@ -291,6 +307,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "parts": (Parts, (6,), 0),
         "dense": (Dense, (2, 4, 4), 0),
         "shuffled": (Shuffled, (2, 4, 4), 0),
+        "biased": (Biased, (5, 6), 0),
         "limited": (Limited, (4,), 0),
         "standardised": (Standardised, (2, 4, 4), 0),
         "windows": (Windows, (2, 4, 8), 0),

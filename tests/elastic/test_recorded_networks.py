@@ -200,6 +200,7 @@ def test_attention_counts_its_products() -> None:
         "tokens",
         "windows",
         "standardised",
+        "biased",
     ],
 )
 def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:
