@@ -113,6 +113,13 @@ def test_a_run_is_described_on_its_runtimes(cache: CacheFolder, tmp_path: Path) 
     assert all(list(submodel["runtimes"]) == ["onnx"] for submodel in described["submodels"])
 
 
+def test_a_module_that_cannot_be_cut_is_tried_as_a_whole(cache: CacheFolder, tmp_path: Path) -> None:
+    (tmp_path / "whole_net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 3)\n")
+    result = inspect(cache, "whole_net:build", "--input-shape", "4", "--json")
+    assert result.exit_code == 0, result.output
+    assert [submodel["name"] for submodel in json.loads(result.stdout)["submodels"]] == ["whole"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -231,9 +231,42 @@ class Biased(nn.Module):
         self.head = nn.Linear(12, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = (own(tokens).unflatten(-1, (3, 4)).transpose(1, 2) for own in (self.queries, self.keys, self.values))
-        attended = functional.scaled_dot_product_attention(*parts, attn_mask=torch.tanh(self.biases))
+        queries, keys, values = (
+            own(tokens).unflatten(-1, (3, 4)).transpose(1, 2) for own in (self.queries, self.keys, self.values)
+        )
+        attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=torch.tanh(self.biases))
         logits: Tensor = self.head(attended.transpose(1, 2).flatten(2))
+        return logits
+
+
+class Swapped(nn.Module):
+    """Parts of unequal sizes that are joined in another order, and a pyramid of pooled places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(2, 4, 1), nn.Conv2d(2, 6, 1)
+        self.mix = nn.Conv2d(10, 10, 1)
+        self.last = nn.Conv2d(10, 7, 1)
+        self.head = nn.Linear(7 * 5, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first, second = self.mix(torch.cat([self.left(images), self.right(images)], 1)).split([4, 6], 1)
+        features = torch.relu(self.last(torch.relu(torch.cat([second, first], 1))))
+        pooled = [functional.adaptive_max_pool2d(features, size).flatten(1) for size in (1, 2)]
+        logits: Tensor = self.head(torch.cat(pooled, 1))
+        return logits
+
+
+class Tied(nn.Module):
+    """An output layer with the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(tokens))
         return logits
 
 
@@ -308,6 +341,8 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "dense": (Dense, (2, 4, 4), 0),
         "shuffled": (Shuffled, (2, 4, 4), 0),
         "biased": (Biased, (5, 6), 0),
+        "swapped": (Swapped, (2, 4, 4), 0),
+        "tied": (Tied, (6,), 11),
         "limited": (Limited, (4,), 0),
         "standardised": (Standardised, (2, 4, 4), 0),
         "windows": (Windows, (2, 4, 8), 0),

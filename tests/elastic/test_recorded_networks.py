@@ -201,6 +201,8 @@ def test_attention_counts_its_products() -> None:
         "windows",
         "standardised",
         "biased",
+        "swapped",
+        "tied",
     ],
 )
 def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:
@@ -234,6 +236,57 @@ def test_logits_are_found_by_name_and_only_what_they_depend_on_is_recorded() -> 
     replayed.load_state_dict({name: module.state_dict()[name] for name in network.tensors})
     for training in (True, False):
         assert torch.equal(replayed.train(training)(inputs), module.train(training)(inputs)["logits"])
+
+
+class Averaging(nn.Module):
+    """Keeps a mean of its own."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+            hidden = hidden - hidden.mean(0)
+        else:
+            hidden = hidden - self.mean
+        logits: Tensor = self.head(torch.relu(hidden))
+        return logits
+
+
+def test_changes_of_buffers_are_recorded() -> None:
+    module, inputs = Averaging(), torch.randn(5, 4)
+    network = network_of(record_network(module, (4,)))
+    replayed = build_module(network, network.full_architecture())
+    replayed.load_state_dict(module.state_dict())
+    assert torch.equal(replayed.train()(inputs), module.train()(inputs))
+    assert float(module.mean.abs().sum()) > 0
+    assert torch.equal(replayed.state_dict()["mean"], module.mean)
+    assert torch.equal(replayed.eval()(inputs), module.eval()(inputs))
+
+
+class Repeated(nn.Module):
+    """A head that is used for a result as well as for others, with as many as there are samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> dict[str, object]:
+        hidden = torch.relu(self.first(inputs))
+        others = [self.head(hidden[index : index + 1]) @ torch.ones(3, 3) for index in range(len(hidden))]
+        return {"logits": self.head(hidden), "others": others}
+
+
+def test_what_is_not_recorded_is_not_counted() -> None:
+    network = network_of(record_network(Repeated(), (5,)))
+    assert estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs == 5 * 8 + 8 * 3
 
 
 def test_lazy_layers_are_recorded_with_their_sizes() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from elastic.recorded_cases import Joined, Residual
-from torch import nn
+from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.recording.cuts import Cuts
@@ -26,6 +26,30 @@ def test_axes_that_are_kept_stay_whole_with_the_reason() -> None:
         "1.conv.weight[0]", "1.conv.bias[0]", "1.norm.weight[0]", "1.norm.bias[0]", "1.last.weight[1]",
         "1.norm.running_mean[0]", "1.norm.running_var[0]",
     )  # fmt: skip
+
+
+class Split(nn.Module):
+    """Two parts of a layer's outputs, each read by a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.left, self.right = nn.Linear(5, 10), nn.Linear(3, 4), nn.Linear(7, 6)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        left, right = self.first(inputs).split([3, 7], 1)
+        logits: Tensor = self.head(torch.relu(torch.cat([self.left(left), self.right(right)], 1)))
+        return logits
+
+
+def test_axes_have_the_same_names_whatever_is_kept() -> None:
+    sizes = {"first": 3, "first 2": 7, "left": 4, "right": 6, "class": 3}
+    for keep in ((), ("left",), ("first",), ("*",)):
+        network = network_of(record_network(Split(), (5,), cuts=Cuts(keep=keep)))
+        cut = {name for name in sizes if name not in keep and "*" not in keep} | {"class"}
+        assert {name: axis.size for name, axis in network.axes.items()} == {
+            name: sizes[name] for name in sizes if name in cut
+        }
 
 
 def test_a_concatenation_may_have_parts_that_are_kept() -> None:
@@ -63,7 +87,7 @@ def test_channels_are_cut_in_groups_where_their_number_is_a_multiple() -> None:
     [
         (
             Cuts(keep=("0", "nothing")),
-            r"keep names 'nothing', but the network has \['0', '1.conv', '2.conv', 'class'\]",
+            r"keep names 'nothing', but the network has \['0', '1.conv', '2.conv'\]",
         ),
         (Cuts(blocks=("3.*",)), r"blocks names '3\.\*', but the network has \['1', '2'\]; name some of these"),
     ],

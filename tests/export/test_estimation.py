@@ -44,6 +44,7 @@ SMALL: dict[str, Family] = {}
 for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS, record_case("residual")):
     SMALL.setdefault(config.TYPE, config)
 NETWORKS = {**SMALL, "dense": record_case("dense"), "shuffled": record_case("shuffled")}
+NETWORKS |= {name: record_case(name) for name in ("swapped", "parts", "joined")}
 QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families with programs that are planned here; `benchmarks/plan_estimate.py` covers all families."""
 

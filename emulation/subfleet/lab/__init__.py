@@ -161,11 +161,13 @@ def _take_module(described: Run, model: "nn.Module", path: Path) -> tuple[Run, b
     """The run with a recorded module, and the module's weights as the content of a file with this path."""
     from safetensors.torch import save
 
+    from subfleet.elastic.building import network_of
     from subfleet.elastic.recording.loading import record_network
 
     symbols = getattr(described.model, "vocabulary", getattr(described.model, "symbols", 0))
     family = record_network(model, described.model.input_shape, symbols=symbols)
-    content = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    state = model.state_dict()
+    content = save({name: state[name].clone() for name in network_of(family).tensors})
     weights = FirstWeights(file=str(path.resolve()), sha256=hashlib.sha256(content).hexdigest())
     try:
         return replace(described, model=family, model_of=None, first_weights=weights), content

@@ -46,7 +46,7 @@ _TARGETS = ("onnx", "executorch")
 _OBJECTIVES: Mapping[Places, Objective] = MappingProxyType(
     {"sample": "cross_entropy", "token": "next_token", "pixel": "dense_cross_entropy"}
 )
-"""What a module of these results is trained with."""
+"""The objective for each kind of prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def describe_network(network: Network) -> NetworkDescription:
 
 
 def try_submodels(request: TrainRequest, targets: tuple[str, ...], cache: CacheFolder) -> Iterator[SubmodelDescription]:
-    """Export three submodels of a network for each target, and train them for a few steps.
+    """Export the whole network and two submodels, if it can be cut, for each target, and train them for a few steps.
 
     Args:
         request: a request for the whole network's training program; its target does not matter.
@@ -216,8 +216,9 @@ def try_submodels(request: TrainRequest, targets: tuple[str, ...], cache: CacheF
     """
     network = network_of(request.model)
     space = uniform_space(network, _RATES)
-    quarter = next(own for own in reversed(space) if own.name.startswith("w1/4"))
-    chosen = {"smallest": space[0], "quarter": quarter, "whole": network.full_architecture()}
+    quarters = [own for own in space if own.name.startswith("w1/4")]
+    smaller = {"smallest": space[0], "quarter": quarters[-1]} if quarters else {}
+    chosen = {**smaller, "whole": network.full_architecture()}
     with ExportPool(cache) as pool:
         futures = {
             (name, target): pool.submit(replace(request, architecture=architecture, target=target))

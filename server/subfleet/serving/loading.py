@@ -7,6 +7,7 @@ from safetensors.torch import load
 
 from subfleet.aggregation.checkpoint import checkpoint_path, load_checkpoint
 from subfleet.elastic.building import init_state
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
@@ -83,8 +84,9 @@ def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
             "or begin another run"
         )
     stored = unpack_state(load(content)).of(given.network)
-    # The saved state of a module also has counters, which are no numbers to train.
-    weights = {name: own for name, own in stored.shared.items() if name in network.tensors or own.is_floating_point()}
+    weights = stored.shared
+    if isinstance(network.config, Recorded):  # the saved state of a module also has counters and unused layers
+        weights = {name: own for name, own in weights.items() if name in network.tensors}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ConfigError(

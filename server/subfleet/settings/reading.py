@@ -119,7 +119,7 @@ def _complete_module(plain: dict[str, Any], model: dict[str, Any]) -> dict[str, 
     if "weights" not in model:
         return completed
     path = Path(str(model["weights"]))
-    with explain_os_errors(f"model.weights {path} cannot be read", "name a file of safetensors"):
+    with explain_os_errors(f"model.weights {path} cannot be read", "name a safetensors file"):
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     return {**completed, "first_weights": {"file": str(path.resolve()), "sha256": sha256}}
 

@@ -1,6 +1,6 @@
 """Writes down the calls of PyTorch's public functions that a module makes, with the layers that make them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from subfleet.elastic.recording.attention import attend
-from subfleet.elastic.recording.following import DimensionFollower
+from subfleet.elastic.recording.following import DimensionFollower, Product
 from subfleet.elastic.recording.functions import name_function
 
 
@@ -24,6 +24,7 @@ class Call:
         kwargs: named arguments.
         out: its result.
         layer: path of the layer that calls it.
+        products: the matrix products and convolutions that it computes.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Call:
     kwargs: dict[str, Any]
     out: Any
     layer: str
+    products: tuple[Product, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,13 +69,17 @@ class CallLog:
     spans: list[LayerSpan] = field(default_factory=list)
     _running: list[tuple[str, int, tuple[Tensor, ...]]] = field(default_factory=list)
 
-    def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def add(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, products: Sequence[Product]
+    ) -> None:
         """Add a call that has tensors among its results, or changes one."""
         name = name_function(function)
         if list_tensors(out) or name.endswith("__setitem__"):
             # Lists and dictionaries of the user's code may change later.
             args, kwargs = pytree.tree_map(lambda item: item, (tuple(args), dict(kwargs)))
-            self.calls.append(Call(name=name, args=args, kwargs=kwargs, out=out, layer=self.follower.layer))
+            self.calls.append(
+                Call(name=name, args=args, kwargs=kwargs, out=out, layer=self.follower.layer, products=tuple(products))
+            )
 
     def watch(self, module: nn.Module) -> Callable[[], None]:
         """Note when layers run; call the result to stop."""
@@ -114,10 +120,12 @@ class LoggingMode(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:  # its own parts can be cut, while PyTorch's function requires that heads make up the width
                 return attend(*args, **kwargs)
+        follower = self._log.follower
+        before = len(follower.products)
         out = func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            self._log.follower.mark_attention(args[0], args[2] if len(args) > 2 else kwargs["value"])
-        self._log.add(func, args, kwargs, out)
+            follower.mark_attention(args[0], args[2] if len(args) > 2 else kwargs["value"])
+        self._log.add(func, args, kwargs, out, follower.products[before:])
         return out
 
 

@@ -1,4 +1,4 @@
-"""Compares two records of a module, made with batches of other sizes: numbers that follow the batch become sizes."""
+"""Compares two records of a module, made with batches of different sizes: numbers that scale with it become sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,8 @@ def merge_records(first: NetworkRecord, second: NetworkRecord, batches: Batches)
     training, evaluation = (
         _merge_plans(getattr(first, mode), getattr(second, mode), batches, mode) for mode in ("training", "evaluation")
     )
-    if (first.axes, first.sums, *map(_forget_positions, first.tensors)) != (
+    alike = len(first.products) == len(second.products)
+    if not alike or (first.axes, first.sums, *map(_forget_positions, first.tensors)) != (
         (second.axes, second.sums, *map(_forget_positions, second.tensors))
     ):
         raise ConfigError(
@@ -58,7 +59,7 @@ def _forget_positions(tensor: RecordedTensor) -> RecordedTensor:
 
 
 def _count_alone(first: int, second: int, batches: Batches) -> int:
-    """A number that grows linearly with the batch, for a single sample; such as the products with a first state."""
+    """The value for a single sample of a number that grows linearly with the batch."""
     growth = (second - first) // (batches[1] - batches[0])
     return first - growth * (batches[0] - 1)
 

@@ -1,4 +1,4 @@
-"""What a person allows to be cut of a recorded network."""
+"""What the settings allow to be cut from a recorded network."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Cuts:
     Attributes:
         keep: patterns of axes that stay whole.
         blocks: patterns of the blocks that a submodel can leave out.
-        granularity: size of the aligned groups of channels that are kept or dropped together, in axes of which it is a
-            factor.
+        granularity: size of the aligned groups of channels that are kept or dropped together, in axes whose size it
+            divides.
     """
 
     keep: tuple[str, ...] = ()
@@ -37,8 +37,9 @@ class Cuts:
         Raises:
             ConfigError: a pattern fits no axis.
         """
-        _check_patterns("keep", self.keep, names.values())
-        for leaf, name in names.items():
+        cut = {leaf: name for leaf, name in names.items() if leaf.kind != "class"}
+        _check_patterns("keep", self.keep, cut.values())
+        for leaf, name in cut.items():
             if _fits(name, self.keep):
                 keep_whole((leaf,), _REASON)
 

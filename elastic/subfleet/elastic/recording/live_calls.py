@@ -1,6 +1,6 @@
 """Leaves out the calls of a run that its result does not depend on, such as those of auxiliary heads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,16 +10,17 @@ from subfleet.elastic.recording.calls import Call, LayerSpan, list_tensors
 
 
 def keep_live_calls(
-    calls: Sequence[Call], spans: Sequence[LayerSpan], out: Tensor
+    calls: Sequence[Call], spans: Sequence[LayerSpan], out: Tensor, state: Iterable[Tensor]
 ) -> tuple[tuple[Call, ...], tuple[LayerSpan, ...]]:
-    """The calls that a result depends on, and the spans of layers with the positions among them.
+    """The calls that a result depends on or that change the module, and the spans of layers among them.
 
     Args:
         calls: in order.
         spans: of layers.
         out: the result.
+        state: the module's parameters and buffers.
     """
-    needed, storages = {id(out)}, {_storage(out)}
+    needed, storages = {id(out)}, {_storage(out), *map(_storage, state)}
     live = [False] * len(calls)
     for position in reversed(range(len(calls))):
         call = calls[position]

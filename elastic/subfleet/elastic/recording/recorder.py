@@ -66,9 +66,10 @@ def record_module(
 
 
 def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
-    cuts.keep_axes(name_axes(runs))
+    named = name_axes(runs)
+    cuts.keep_axes(named)
     keep_joined_whole(runs.follower)
-    axes = name_axes(runs)
+    axes = {leaf: name for leaf, name in named.items() if not leaf.reason}
     joined, sums = name_sums(runs, axes)
     names = {**axes, **joined}
     encoders = [CallEncoder(runs, run, names) for run in (runs.training, runs.evaluation)]
@@ -126,6 +127,8 @@ def _write_plan(module: nn.Module, runs: ModuleRuns, run: ModuleRun, encoder: Ca
 def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str]) -> tuple[RecordedTensor, ...]:
     positions = _count_positions(runs)
     parameters, roles = dict(module.named_parameters()), _find_roles(runs)
+    # The output layer may have the weight of an embedding.
+    roles = {name: role for name, role in roles.items() if role != "embedding" or name not in positions}
     tensors = []
     for name, tensor in runs.state.items():
         if name in runs.fixed:

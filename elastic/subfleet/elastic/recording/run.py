@@ -27,9 +27,9 @@ class ModuleRun:
 
     Attributes:
         logits: its result.
-        calls: the calls of functions that the result depends on, in order.
+        calls: the calls of functions that the result depends on or that change the module, in order.
         spans: the calls of each layer.
-        products: matrix products and convolutions, in order.
+        products: the matrix products and convolutions of these calls, in order.
     """
 
     logits: Tensor
@@ -44,7 +44,7 @@ class ModuleRuns:
 
     Attributes:
         state: the module's parameters and buffers by name that its results depend on.
-        fixed: names of the buffers that are not in the module's saved state or no finite floating-point numbers.
+        fixed: names of the buffers that are not in the module's saved state, or are not finite floating-point numbers.
         inputs: the input of both, with the batch first.
         training: the run in training.
         evaluation: the run in evaluation.
@@ -131,7 +131,7 @@ def _initialise(module: nn.Module, inputs: Tensor) -> None:
 
 
 def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *, training: bool) -> ModuleRun:
-    log, before = CallLog(follower=follower), len(follower.products)
+    log, state = CallLog(follower=follower), [*module.parameters(), *module.buffers()]
     with _unchanged(module, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
         stop_watching = log.watch(module)
         try:
@@ -146,12 +146,12 @@ def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *,
         finally:
             stop_watching()
     logits = _find_logits(out)
-    calls, spans = keep_live_calls(log.calls, log.spans, logits)
+    calls, spans = keep_live_calls(log.calls, log.spans, logits, state)
     return ModuleRun(
         logits=logits,
         calls=calls,
         spans=spans,
-        products=tuple(follower.products[before:]),
+        products=tuple(product for call in calls for product in call.products),
     )
 
 
@@ -195,7 +195,7 @@ def _name_classes(follower: DimensionFollower, logits: Tensor) -> None:
 
 
 def keep_joined_whole(follower: DimensionFollower) -> None:
-    """Keep concatenations whole that are no sums of products of axes, or have no part that may be cut."""
+    """Keep concatenations whole that are not sums of products of axes, or have no part that may be cut."""
     joined = {leaf: None for dim in follower.list_dims() for leaf in resolve(dim) if leaf.parts}
     kept = -1
     while kept != (kept := sum(bool(leaf.reason) for leaf in joined)):  # a part that is kept may be one of another

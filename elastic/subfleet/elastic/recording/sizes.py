@@ -26,7 +26,7 @@ def name_axes(runs: ModuleRuns) -> dict[Leaf, str]:
     places: dict[Leaf, list[tuple[str, int, Tensor]]] = {}
     for name, tensor in runs.state.items():
         for place, dim in enumerate(runs.follower.dims_of(tensor)):
-            for leaf in resolve(dim):
+            for leaf in dict.fromkeys(leaf for product in expand_parts(dim) for leaf in product):
                 if not leaf.reason and not leaf.is_batch and leaf.size > 1 and not leaf.parts:
                     places.setdefault(leaf, []).append((name, place, tensor))
     names: dict[Leaf, str] = {}

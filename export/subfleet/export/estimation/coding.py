@@ -5,18 +5,20 @@ and 7 of these it has 2 * 3 * 3 * 4 * 7. Axes of layers that are far apart share
 a prime factor of its size: 29 + 39 = 4 * 17 runs over the sum that 17 stands for.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from typing import TypeGuard
 
 from torch import nn
 
-from subfleet.elastic.axes import add_sums
+from subfleet.elastic.axes import Factors, Sums, add_sums
 from subfleet.elastic.building import sized_module
 from subfleet.elastic.network import LocalShapes, Network
+from subfleet.protocol.errors import ExportError
 
 _LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
 """The number of tensors between layers that share a prime; the most by which borders and kernels enlarge inputs."""
+_MOST_PRIME = 5_000
 _WHOLE = frozenset({"class", "kernel"})
 
 
@@ -62,7 +64,11 @@ class Coding:
 
 
 def code_axes(network: Network, batch_size: int) -> Coding:
-    """Give each axis a prime that divides no other size of the program, such that the size of each sum has one, too."""
+    """Give each axis a prime that divides no other size of the program, such that the size of each sum has one, too.
+
+    Raises:
+        ExportError: there are no such primes.
+    """
     config = network.config
     fixed = (*config.input_shape, *network.other_sizes)
     scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
@@ -70,34 +76,72 @@ def code_axes(network: Network, batch_size: int) -> Coding:
     tensors = _list_tensors(network)
     primes: dict[str, int] = {}
     sizes = {name: axis.size for name, axis in network.axes.items() if name not in tensors or axis.kind in _WHOLE}
+    sums, numbers = _find_coded_sums(network, sizes)
+    others |= numbers
     for name in (name for name in tensors if name in network.axes and name not in sizes):
-        for prime in (number for number in count(_LEAST_PRIME) if _is_free(number, name, primes, tensors, others)):
+        for prime in (number for number in range(_MOST_PRIME) if _is_free(number, name, primes, tensors, others)):
             sizes[name] = network.axes[name].granularity * prime
-            coded = _code_sums(network, sizes, {**primes, name: prime}, tensors, others)
+            coded = _code_sums(sums, sizes, {**primes, name: prime}, tensors, others)
             if coded is not None:
                 primes = coded
                 break
+        else:
+            raise ExportError(
+                f"the sizes of axis {name!r} and of the sums that it is part of cannot be told apart in the network's "
+                "program, so its memory cannot be estimated; keep this axis whole"
+            )
     return Coding(network=network, sizes=add_sums(network.sums, sizes), primes=primes, tensors=tensors)
 
 
+def _find_coded_sums(network: Network, whole: Mapping[str, int]) -> tuple[Sums, set[int]]:
+    """The sums that need primes of their own, and the numbers of which the other ones are multiples.
+
+    A sum of multiples of the same axes is recognised by the primes of these.
+    """
+    coded, numbers = dict[str, tuple[Factors, ...]](), set[int]()
+    for name, parts in network.sums.items():
+        products = {tuple(sorted(factor for factor in part if _is_cut(factor, whole))) for part in parts}
+        if len(products) > 1:
+            coded[name] = parts
+        else:
+            fixed = (tuple(factor for factor in part if not _is_cut(factor, whole)) for part in parts)
+            numbers.add(add_sums({name: tuple(fixed)}, whole)[name])
+    return coded, numbers
+
+
+def _is_cut(factor: str | int, whole: Mapping[str, int]) -> TypeGuard[str]:
+    return isinstance(factor, str) and factor not in whole
+
+
 def _code_sums(
-    network: Network,
+    sums: Sums,
     sizes: Mapping[str, int],
     primes: dict[str, int],
     tensors: Mapping[str, tuple[int, ...]],
     others: Collection[int],
 ) -> dict[str, int] | None:
-    """Let the largest prime factor of a sum stand for it, if all of its axes have sizes; None if one cannot."""
-    for name, parts in network.sums.items():
+    """Let the largest prime factor of a sum stand for it, if all of its axes have sizes; None if one cannot.
+
+    Sums of the same parts in another order share their prime.
+    """
+    alike = {_sort_parts(sums[name]): prime for name, prime in primes.items() if name in sums}
+    for name, parts in sums.items():
         if name in primes or not all(isinstance(factor, int) or factor in sizes for part in parts for factor in part):
             continue
         size = add_sums({name: parts}, sizes)[name]
         prime = max(_list_prime_factors(size))
         rest = _list_prime_factors(size // prime)
+        if _sort_parts(parts) in alike:
+            primes[name] = alike[_sort_parts(parts)]
+            continue
         if max(rest, default=1) >= _LEAST_PRIME or not _is_free(prime, name, primes, tensors, others):
             return None
-        primes[name] = prime
+        primes[name] = alike[_sort_parts(parts)] = prime
     return primes
+
+
+def _sort_parts(parts: Sequence[Factors]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(tuple(sorted(map(str, part))) for part in parts))
 
 
 def _is_free(
