@@ -44,7 +44,6 @@ CONFIGS: dict[str, Family] = {
     "choice_cnn pooled": POOLED_PATH,
     "choice_rnn": RNN_PATH,
     "published ds_cnn": presets.ds_cnn.settings,
-    "recorded": record_case("residual"),
 }
 OPTIMISERS = {
     "momentum": OptimiserSettings(),
@@ -94,12 +93,13 @@ def step_of(name: str, optimiser: str) -> Step:
     settings: dict[str, Any] = {"optimiser": OPTIMISERS[optimiser], "batch_size": 6}
     if name == "U-Net":
         return training_step(UNet(), SampleSpec(shape=(1, 8, 8)), objective=ObjectiveSettings(), **settings)
-    network = network_of(CONFIGS[name])
+    config = record_case("residual") if name == "recorded" else CONFIGS[name]
+    network = network_of(config)
     accumulates = optimiser == "accumulated"
     return training_step(
         build_module(network, network.full_architecture()),
         sample_of(network),
-        objective=objective_of(CONFIGS[name]),
+        objective=objective_of(config),
         accumulate=accumulates,
         one_part=accumulates,
         **settings,
@@ -139,10 +139,10 @@ def distinguishable(step: Step, example: Sequence[Tensor]) -> tuple[Gradients, l
 
 
 def test_every_family_is_among_them() -> None:
-    assert {config.TYPE for config in CONFIGS.values()} == set(FAMILIES)
+    assert {config.TYPE for config in CONFIGS.values()} | {"recorded"} == set(FAMILIES)
 
 
-CASES = [(name, "momentum") for name in (*CONFIGS, "U-Net")]
+CASES = [(name, "momentum") for name in (*CONFIGS, "recorded", "U-Net")]
 QUICK = [("preact_resnet", "decayed"), ("ds_cnn", "adam"), ("vit", "adamw"), ("vgg", "plain")]
 QUICK += [("mobilenet_v2", "accumulated")]
 CASES += QUICK
