@@ -1,4 +1,4 @@
-"""A round with learning rate 0, with real processes, programs and a broker, changes no element of the model."""
+"""A round with learning rate 0, with real programs, changes no element of the model."""
 
 import dataclasses
 import threading
@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.model_state import unpack_state
-from subfleet.emulation.processes import run_processes
+from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RoundRecord
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.reading import read_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
+pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 MODELS = {
     "mlp": read_run("quickstart").model,
@@ -62,10 +62,10 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: Expo
         deploy_targets=(),
     )
     observer = Rounds()
-    outcome = run_processes(experiment, tmp_path / "run", observer, threading.Event(), exports=exports)
+    run_in_batch(experiment, tmp_path / "run", observer, threading.Event(), exports=exports)
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "aggregated"), ("executorch", "aggregated")}
     before = init_state(network_of(experiment.model), experiment.seed)
-    after = unpack_state(load_file(outcome.folder / "model.safetensors")).shared
+    after = unpack_state(load_file(tmp_path / "run" / "model.safetensors")).shared
     assert set(after) == set(before)
     assert all(torch.equal(after[name].view(torch.int32), before[name].view(torch.int32)) for name in before)
