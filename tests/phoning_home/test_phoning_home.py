@@ -80,6 +80,7 @@ COMMANDS = {
         Command(line="subfleet example quickstart"),
         Command(line="subfleet data list"),
         Command(line="subfleet data show digits"),
+        Command(line="subfleet inspect run.toml"),
         Command(line="subfleet preflight run.toml"),
         Command(line="subfleet compare runs/tiny", documented=PLOTS),
         Command(line="subfleet runs list"),
