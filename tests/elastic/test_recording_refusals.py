@@ -90,7 +90,7 @@ def test_a_type_that_is_not_pytorchs_is_refused() -> None:
         module(torch.zeros(2, 4))
 
 
-@pytest.mark.parametrize("lines", [("",), ("not base 85 \x7f",), pack_record(record_module(nn.Linear(2, 2), (2,)))[:0]])
+@pytest.mark.parametrize("lines", [("",), ("not base 85 \x7f",), ()])
 def test_a_damaged_record_is_refused(lines: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="a recorded network is damaged"):
         unpack_record(lines)
