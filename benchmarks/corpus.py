@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -223,7 +224,7 @@ def _write(lines: Sequence[str], rows: Sequence[Row]) -> None:
     head = [
         "# Networks that nobody here wrote",
         "",
-        f"`python benchmarks/corpus.py --rows rows.jsonl --write`, {versions}, {machine}.",
+        f"`{shlex.join(['python', 'benchmarks/corpus.py', *sys.argv[1:]])}`, {versions}, {machine}.",
         "",
         f"`{json.dumps(summarise(rows))}`",
         "",
