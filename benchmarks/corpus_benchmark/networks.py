@@ -51,7 +51,7 @@ class Logits(nn.Module):
 
 
 class Pooled(nn.Module):
-    """A backbone with several levels of features, the last of which is classified."""
+    """Classifies the last level of a backbone's features."""
 
     def __init__(self, backbone: nn.Module, width: int) -> None:
         super().__init__()

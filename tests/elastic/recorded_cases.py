@@ -177,7 +177,7 @@ class Dense(nn.Module):
 
 
 class Shuffled(nn.Module):
-    """Halves of the channels, one of which a layer reads, with an exchange of channels between them."""
+    """Splits the channels in halves, applies a layer to one half, and shuffles the channels."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,6 +58,10 @@ class Cuts:
         return 1 if leaf.kind or leaf.size % self.granularity else self.granularity
 
 
+EVERYTHING = Cuts()
+"""All axes and blocks."""
+
+
 def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -1,7 +1,7 @@
 """Dimensions of tensors as products of leaves, which are tied to each other while operators are followed.
 
-A leaf is a set of indices that several tensors share: the channels of a convolution, of the norm after it and of the
-layer that reads it. Operators tie leaves that must have equal sizes, split them where a view splits a dimension,
+A leaf is a set of indices that several tensors share, such as the outputs of a convolution, its norm and the inputs of
+the next layer. Operators tie leaves that must have equal sizes, split them where a view splits a dimension,
 join them where tensors are concatenated, and keep them whole where nothing may be cut.
 """
 

@@ -11,16 +11,14 @@ import torch
 from torch import nn
 
 from subfleet.elastic.families.records.recorded import Recorded
-from subfleet.elastic.recording.cuts import Cuts
+from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.record import pack_record
 from subfleet.elastic.recording.recorder import record_module
 from subfleet.protocol.errors import ConfigError
 
-_EVERYTHING = Cuts()
-
 
 def record_named(
-    name: str, arguments: Mapping[str, Any], input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = _EVERYTHING
+    name: str, arguments: Mapping[str, Any], input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = EVERYTHING
 ) -> Recorded:
     """Import a module, and record it. Files in the current folder can be imported.
 
@@ -47,7 +45,7 @@ def record_named(
 
 
 def record_network(
-    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = _EVERYTHING
+    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = EVERYTHING
 ) -> Recorded:
     """Record a module as the settings of a network; see `record_module`.
 

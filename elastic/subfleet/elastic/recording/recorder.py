@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.recording.blocks import find_blocks
 from subfleet.elastic.recording.comparing import merge_records
-from subfleet.elastic.recording.cuts import Cuts
+from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
 from subfleet.elastic.recording.record import (
@@ -31,11 +31,10 @@ _PLACES: Mapping[int, Literal["sample", "token", "pixel"]] = MappingProxyType({2
 """What logits of so many dimensions are for."""
 _CHANCE = 4.0
 """Standard errors."""
-_EVERYTHING = Cuts()
 
 
 def record_module(
-    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = _EVERYTHING
+    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = EVERYTHING
 ) -> NetworkRecord:
     """Record a module.
 

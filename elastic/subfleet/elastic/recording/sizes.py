@@ -69,8 +69,6 @@ def express(dim: Sequence[Leaf], names: Mapping[Leaf, str]) -> Size:
             factors.append(BATCH)
         elif leaf in names:
             factors.append(names[leaf])
-        elif leaf.parts and not leaf.reason:
-            factors.append(["+", *(express(part, names) for part in leaf.parts)])
         elif factors and isinstance(factors[-1], int):
             factors[-1] *= leaf.size
         elif leaf.size > 1:

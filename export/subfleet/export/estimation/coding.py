@@ -94,9 +94,9 @@ def code_axes(network: Network, batch_size: int) -> Coding:
 
 
 def _find_coded_sums(network: Network, whole: Mapping[str, int]) -> tuple[Sums, set[int]]:
-    """The sums that need primes of their own, and the numbers of which the other ones are multiples.
+    """Find the sums that need a prime of their own, and the constant factors of all other sums.
 
-    A sum of multiples of the same axes is recognised by the primes of these.
+    A sum whose parts are multiples of the same axes is recognised by the primes of these axes.
     """
     coded, numbers = dict[str, tuple[Factors, ...]](), set[int]()
     for name, parts in network.sums.items():
