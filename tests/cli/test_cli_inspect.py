@@ -125,6 +125,10 @@ def test_a_module_that_cannot_be_cut_is_tried_as_a_whole(cache: CacheFolder, tmp
     [
         (("inspected_net:Net",), "--input-shape is '', but must be the shape of one sample, such as 3,64,64"),
         (("inspected_net:Net", "--input-shape", "6,x"), "--input-shape is '6,x'"),
+        (
+            ("inspected_net:Net", "--input-shape", "6", "--argument", "width"),
+            "--argument is 'width', but must be like width=32",
+        ),
         (("inspected_net:Net", "--input-shape", "6"), "with the arguments {} fails"),
         (("inspected_net:Net", "--input-shape", "6", "--set", "rounds=1"), "a module has none; use --argument"),
         (("quickstart", "--input-shape", "6"), "describe a module, but 'quickstart' is a run"),

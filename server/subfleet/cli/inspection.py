@@ -173,8 +173,10 @@ def _read_shape(text: str) -> tuple[int, ...]:
 
 
 def _read_argument(text: str) -> tuple[str, Any]:
-    keys, value = parse_override(text)
-    return ".".join(keys), value
+    name, separator, _ = text.partition("=")
+    if not separator or not name.strip():
+        raise ConfigError(f"--argument is {text!r:.80}, but must be like width=32")
+    return name.strip(), parse_override(text)[1]
 
 
 def describe_network(network: Network) -> NetworkDescription:
