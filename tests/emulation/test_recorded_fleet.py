@@ -1,16 +1,24 @@
 """A fleet of unequal devices trains a module of one's own, whose trained weights load back into it."""
 
+from functools import cache
+
 import pytest
 import torch
 from emulation.batch_cases import client, config, part
+from matrices import mostly_long
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.recording.loading import record_network
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import GatheredRun
+from subfleet.emulation.method_checks import check_method
 from subfleet.export.pool import ExportPool
+from subfleet.methods import METHODS
+from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.training import TrainingSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -59,3 +67,58 @@ def test_unequal_devices_train_parts_of_it(runtime: str, few_bytes: int, exports
     assert float((predicted == torch.from_numpy(samples.labels)).float().mean()) == pytest.approx(
         result.rounds[-1].accuracy
     )
+
+
+class Block(nn.Module):
+    """Adds a bottleneck with a norm to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide, self.norm = nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(2, 2 * width)
+        self.last = nn.Conv2d(2 * width, width, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        added: Tensor = self.last(torch.relu(self.norm(self.wide(images))))
+        return images + added
+
+
+@cache
+def residual() -> Recorded:
+    """Two sections of residual blocks."""
+    module = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Sequential(Block(8), Block(8)),
+        nn.Conv2d(8, 12, 3, stride=2, padding=1),
+        nn.Sequential(Block(12), Block(12)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, 10),
+    )
+    return record_network(module, (1, 8, 8))
+
+
+SEARCHING = "fedoras"
+"""The method that needs a network with a choice of operators."""
+
+
+@pytest.mark.parametrize("name", mostly_long([name for name in METHODS if name != SEARCHING], "nefl"))
+def test_every_method_trains_it(name: str, exports: ExportPool) -> None:
+    assert check_method(METHODS.load(name)(), exports, model=residual()) == "ok"
+
+
+def test_a_module_grows_while_it_is_trained(exports: ExportPool) -> None:
+    """FedTrans makes its blocks wider, and then repeats them."""
+    method = FedTrans(first="configured", beta=1e9, gamma=1, delta=1, stop_rounds=0, alpha=0.0)
+    devices = tuple(client(name, index, 10**8, runtime="torch") for index, name in enumerate(("ada", "bob", "cyd")))
+    run = config(model=residual(), targets=("torch",), rounds=12, method=method, communication_s=4.0)
+    result = run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports)
+    networks = {record.lineage.id: network_of(record.lineage.config) for record in result.result.networks}
+    first, wider, deeper, *_ = networks.values()
+    blocks = [block.name for block in first.blocks]
+    assert [block.name for block in wider.blocks] == blocks
+    assert {name: axis.size for name, axis in wider.axes.items() if axis.size != first.axes[name].size} == {
+        f"{name}.wide": 2 * first.axes[f"{name}.wide"].size for name in blocks
+    }
+    assert [block.name for block in deeper.blocks] == ["1.0", "1.2", "1.1", "1.3", "3.0", "3.2", "3.1", "3.3"]
+    trained = {row.architecture for row in result.rounds[-1].clients if row.status == "aggregated"}
+    assert any(architecture.startswith("m2") for architecture in trained)

@@ -141,9 +141,7 @@ def test_what_is_wrong_is_said(folder: Path, model: str, message: str) -> None:
         read_run(write(folder, model))
 
 
-def test_a_method_that_makes_cells_wider_needs_a_family_with_widths(folder: Path) -> None:
+def test_a_method_that_makes_blocks_wider_needs_residual_blocks(folder: Path) -> None:
     path = write(folder, 'module = "code_of_a_test:build"\ninput_shape = [1, 8, 8]')
-    with pytest.raises(
-        ConfigError, match="makes cells of the network wider and deeper, but a network of family 'recor"
-    ):
+    with pytest.raises(ConfigError, match="repeats them, but the network has no residual blocks; choose another"):
         read_run(path, ["method.type='fedtrans'"])

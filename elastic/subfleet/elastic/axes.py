@@ -26,12 +26,15 @@ class Axis:
             stays whole and in the order of the labels.
         granularity: size of the aligned groups of indices that are kept or dropped together; for a kernel, the step
             between sizes.
+        copied: whether a network may grow by copies of its indices: each tensor either computes or reads them, and
+            nothing else combines them.
     """
 
     name: str
     size: int
     kind: AxisKind
     granularity: int = 1
+    copied: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

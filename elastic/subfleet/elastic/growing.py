@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
@@ -27,7 +27,14 @@ from subfleet.elastic.families.records.blocks import (
 from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.resizing import AXES_OF_BLOCKS, has_section_widths, has_setting, head_widths, resize
+from subfleet.elastic.resizable import Resizable
+from subfleet.elastic.resizing import (
+    AXES_OF_BLOCKS,
+    has_section_widths,
+    has_setting,
+    head_widths,
+    resize,
+)
 from subfleet.protocol.errors import ConfigError
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
@@ -40,24 +47,27 @@ class Cell:
     Attributes:
         name: name of its block and prefix of its tensors and inner axes.
         section: index of its section.
-        number: number of its block in the section.
         axes: axes that become longer when it is widened; empty if it has no width of its own. Heads of attention are
             included if all blocks have heads of one width, which settings can then express.
     """
 
     name: str
     section: int
-    number: int
     axes: tuple[str, ...]
 
 
 def list_cells(network: Network) -> tuple[Cell, ...]:
     """All cells, in network order."""
+    if isinstance(network.config, Resizable):
+        return tuple(
+            Cell(name=block.name, section=block.section, axes=_inner_axes(network, block.name))
+            for block in network.blocks
+        )
     cells = []
     for section, numbers in enumerate(block_numbers(network.config)):
         for number in numbers:
             name = block_name(section, number)
-            cells.append(Cell(name=name, section=section, number=number, axes=_cell_axes(network, name, section)))
+            cells.append(Cell(name=name, section=section, axes=_cell_axes(network, name, section)))
     return tuple(cells)
 
 
@@ -147,10 +157,17 @@ def deepen_cell(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
     Raises:
         ConfigError: the network has no such cell, or its family does not number its blocks.
     """
-    after = cell.number
+    grown: Any = config
+    if isinstance(grown, Resizable):
+        last = cell.name
+        for _ in range(count):
+            grown, last = grown.with_copy(last)
+        return cast("_FamilyT", grown)
+    numbers = {block_name(cell.section, number): number for number in block_numbers(config)[cell.section]}
+    after = numbers[cell.name]
     for _ in range(count):
-        numbers = block_numbers(config)[cell.section]
-        config, after = insert_block(config, section=cell.section, after=after), max(numbers) + 1
+        config, after = insert_block(config, section=cell.section, after=after), max(numbers.values()) + 1
+        numbers[cell.name] = after
     return config
 
 
@@ -187,6 +204,14 @@ def _repeat_sizes(config: Family, position: int) -> dict[str, tuple[int, ...]]:
             each = expand_to_blocks(values, config.depths)
             grown[name] = (*each[:position], each[position - 1], *each[position:])
     return grown
+
+
+def _inner_axes(network: Network, name: str) -> tuple[str, ...]:
+    """The axes of a block that no other layer has, and whose indices can be copied."""
+    inside, outside = set[str](), set[str]()
+    for decl in network.tensors.values():
+        (inside if decl.part == name else outside).update(network.list_axes(decl))
+    return tuple(axis for axis in network.axes if axis in inside - outside and network.axes[axis].copied)
 
 
 def _cell_axes(network: Network, name: str, section: int) -> tuple[str, ...]:

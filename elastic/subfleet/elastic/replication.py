@@ -337,6 +337,11 @@ def _draw_source(axis: Axis, size: int, stream: random.Random) -> tuple[int, ...
 def _check_source(axis: Axis, size: int, source: Sequence[int]) -> None:
     step = axis.granularity
     groups = [list(source[first : first + step]) for first in range(0, len(source), step)]
+    if not axis.copied:
+        raise ConfigError(
+            f"axis {axis.name!r} cannot be copied, because its indices are combined, for example normalised together, "
+            "or read by a tensor in which growth expects others; keep its size"
+        )
     whole = all(group[0] % step == 0 and group == [*range(group[0], group[0] + step)] for group in groups)
     if axis.kind in ("class", "kernel") or len(source) != axis.size or set(source) != set(range(size)) or not whole:
         raise ConfigError(

@@ -98,9 +98,18 @@ def find_accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
     return tuple(norms for norms in get_args(NormPolicy) if _find_config(method, norms) is not None)
 
 
-def check_method(method: AnyMethod, exports: ExportPool, norms: NormPolicy = "averaged") -> str:
-    """Run three rounds of a method; returns "ok" or the first problem."""
-    config = _find_config(method, norms)
+def check_method(
+    method: AnyMethod, exports: ExportPool, norms: NormPolicy = "averaged", model: Family | None = None
+) -> str:
+    """Run three rounds of a method; returns "ok" or the first problem.
+
+    Args:
+        method: the method.
+        exports: writes its programs.
+        norms: policy of norms.
+        model: trained on 8x8 images of ten digits; by default a small network of layers, or of choices for a supernet.
+    """
+    config = _find_config(method, norms, model)
     if config is None:
         return f"no settings accept it with norms = {norms!r}"
     try:
@@ -135,12 +144,12 @@ def _gather(context: RunContext) -> GatheredRun:
     return GatheredRun(run=context.config, devices=clients, evaluation=_take_part(whole, len(indices)))
 
 
-def _find_config(method: AnyMethod, norms: NormPolicy) -> Run | None:
+def _find_config(method: AnyMethod, norms: NormPolicy, model: Family | None = None) -> Run | None:
     """The settings of a check; None if they accept the method with none of the policy's kinds of norms."""
-    for norm in _KINDS[norms]:
-        model = replace(_SUPERNET, norm=norm) if method.roles().training.draws_paths else replace(_MODEL, norm=norm)
+    own = _SUPERNET if method.roles().training.draws_paths else _MODEL
+    for tried in [replace(own, norm=norm) for norm in _KINDS[norms]] if model is None else [model]:
         with contextlib.suppress(ValueError):
-            return _build_config(method, norms, model)
+            return _build_config(method, norms, tried)
     return None
 
 

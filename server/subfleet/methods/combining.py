@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from subfleet.elastic.network import Family
+from subfleet.elastic.resizable import Resizable
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.elastic.supernets import Supernet
 from subfleet.methods.aggregator import share_everything
@@ -86,7 +87,15 @@ def _check_supernet(
 
 
 def _check_growth(method: Method, model: Family) -> Iterator[str]:
-    if method.roles().networks.grows and "widths" not in model.__dataclass_fields__:
+    if not method.roles().networks.grows:
+        return
+    if isinstance(model, Resizable):
+        if model.hindrance:
+            yield (
+                f"method {method.TYPE!r} makes blocks of the network wider and repeats them, but the network "
+                f"{model.hindrance}; choose another network, or another method"
+            )
+    elif "widths" not in model.__dataclass_fields__:
         yield (
             f"method {method.TYPE!r} makes cells of the network wider and deeper, but a network of family "
             f"{model.TYPE!r} has none; set a family with widths, or another method"

@@ -12,6 +12,7 @@ from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.network import Block, MatrixProduct, Role
 from subfleet.elastic.recording.record import NetworkRecord
 from subfleet.elastic.recording.replaying import ReplayedModule
+from subfleet.elastic.recording.silencing import find_silencing
 
 
 def recorded_blueprint(record: NetworkRecord, *, symbols: int) -> Blueprint:
@@ -41,6 +42,7 @@ def recorded_blueprint(record: NetworkRecord, *, symbols: int) -> Blueprint:
         ),
         positions=MappingProxyType({tensor.name: tensor.positions for tensor in record.tensors}),
         symbols=symbols,
+        identities=dict.fromkeys(sorted(find_silencing(record)), "silent"),
         starts={tensor.name: tensor.start for tensor in record.tensors},
     )
 
@@ -48,7 +50,7 @@ def recorded_blueprint(record: NetworkRecord, *, symbols: int) -> Blueprint:
 def _list_axes(record: NetworkRecord) -> Iterator[Axis]:
     for axis in record.axes:
         kind: Any = axis.kind
-        yield Axis(name=axis.name, size=axis.size, kind=kind, granularity=axis.granularity)
+        yield Axis(name=axis.name, size=axis.size, kind=kind, granularity=axis.granularity, copied=axis.copied)
 
 
 def _build(record: NetworkRecord, sizes: Sizes) -> nn.Module:

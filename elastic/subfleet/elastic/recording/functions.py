@@ -37,7 +37,12 @@ def list_functions() -> Mapping[str, Callable[..., Any]]:
     }
     factories = {f"torch.{name}": getattr(torch, name) for name in (*_FACTORIES, *_PRIVATE)}
     methods = {f"torch.Tensor.{name}": getattr(Tensor, name) for name in _METHODS}
-    return MappingProxyType({**functions, **factories, **methods})
+    in_place = {
+        f"{name}_": getattr(torch, f"{name.removeprefix('torch.')}_")
+        for name in functions
+        if hasattr(torch, f"{name.removeprefix('torch.')}_")
+    }
+    return MappingProxyType({**functions, **factories, **methods, **in_place})
 
 
 def name_function(function: Any) -> str:

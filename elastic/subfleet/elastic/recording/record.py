@@ -25,6 +25,7 @@ class RecordedAxis:
         mixed: whether an operator combines its indices, such as a norm: then a submodel computes something else than
             the whole network with zeros in place of the removed indices.
         granularity: size of the groups of indices that are kept or dropped together.
+        copied: as in `subfleet.elastic.axes.Axis`.
     """
 
     name: str
@@ -32,6 +33,7 @@ class RecordedAxis:
     kind: str
     mixed: bool
     granularity: int
+    copied: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

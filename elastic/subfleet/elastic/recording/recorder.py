@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.recording.blocks import find_blocks
 from subfleet.elastic.recording.comparing import merge_records
+from subfleet.elastic.recording.copies import find_uncopied
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
@@ -82,6 +83,7 @@ def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
         containers.setdefault(name.rpartition(".")[0], []).append(name)
     follower = runs.follower
     mixed = {axes.get(leaf) for dim in follower.mixed for product in expand_parts(dim) for leaf in product}
+    uncopied = {axes.get(leaf) for leaf in find_uncopied(runs)} | mixed
     return NetworkRecord(
         class_count=runs.training.logits.shape[find_class_dim(runs.training.logits)],
         predicts=_PLACES[runs.training.logits.dim()],
@@ -92,6 +94,7 @@ def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
                 kind=leaf.kind or "channel",
                 mixed=name in mixed,
                 granularity=cuts.choose_granularity(leaf),
+                copied=name not in uncopied,
             )
             for leaf, name in axes.items()
         ),

@@ -1,11 +1,12 @@
 """Settings of a network that was recorded from a PyTorch module."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from subfleet.elastic.families.records.checks import Counts
 from subfleet.elastic.network import Norm, Places
-from subfleet.elastic.recording.record import unpack_record
+from subfleet.elastic.recording.record import pack_record, unpack_record
 from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.limits import Count, Positive
 
@@ -49,6 +50,27 @@ class Recorded:
         """As in `Family`."""
         roles = {tensor.role for tensor in unpack_record(self.recording).tensors}
         return "batch" if "mean" in roles else "layer" if "gain" in roles else "none"
+
+    @property
+    def hindrance(self) -> str:
+        """Why the network cannot grow; see `subfleet.elastic.resizable.Resizable`."""
+        record = unpack_record(self.recording)
+        if not record.training.blocks:
+            return "has no residual blocks"
+        return "reads several outputs one after another, which cannot grow by copies" if record.sums else ""
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> "Recorded":
+        """See `subfleet.elastic.resizable.Resizable`."""
+        from subfleet.elastic.recording.growing import resize_record
+
+        return replace(self, recording=pack_record(resize_record(unpack_record(self.recording), sizes)))
+
+    def with_copy(self, block: str) -> tuple["Recorded", str]:
+        """See `subfleet.elastic.resizable.Resizable`."""
+        from subfleet.elastic.recording.growing import copy_block
+
+        record, name = copy_block(unpack_record(self.recording), block)
+        return replace(self, recording=pack_record(record)), name
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

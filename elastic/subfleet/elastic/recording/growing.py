@@ -1,0 +1,216 @@
+"""Recorded networks of other sizes, and with copies of their blocks."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count, groupby
+from typing import Any, TypeVar
+
+from subfleet.elastic.axes import add_sums
+from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan, RecordedTensor
+from subfleet.elastic.recording.sizes import compute_size
+
+_Item = TypeVar("_Item")
+_Changes = Mapping[str, Callable[[Any], Any]]
+"""What becomes of encoded values of some kinds, see `subfleet.elastic.recording.encoding`."""
+
+
+def resize_record(record: NetworkRecord, sizes: Mapping[str, int]) -> NetworkRecord:
+    """A network with other sizes of axes. Deviations of first weights follow the number of inputs of their layer."""
+    before = {axis.name: axis.size for axis in record.axes}
+    whole, resized = (add_sums(record.sums, own) for own in (before, {**before, **sizes}))
+    tensors = tuple(_scale_start(tensor, whole, resized) for tensor in record.tensors)
+    axes = tuple(replace(axis, size=resized[axis.name]) for axis in record.axes)
+    return replace(record, axes=axes, tensors=tensors)
+
+
+def copy_block(record: NetworkRecord, block: str) -> tuple[NetworkRecord, str]:
+    """A network with a copy of a block right after it, and the name of the copy."""
+    name = _name_copy(record, block)
+    renaming = _Renaming.of(record, block, name)
+    return replace(
+        record,
+        axes=_insert_copies(
+            record.axes,
+            lambda axis: axis.name in renaming.sizes,
+            lambda axis: replace(axis, name=renaming.size(axis.name)),
+        ),
+        sums=record.sums
+        | {
+            renaming.sizes[own]: tuple(tuple(renaming.size(factor) for factor in part) for part in parts)
+            for own, parts in record.sums.items()
+            if own in renaming.sizes
+        },
+        tensors=_insert_copies(record.tensors, lambda tensor: renaming.owns(tensor.name), renaming.copy_tensor),
+        fixed=_insert_copies(
+            record.fixed, lambda item: renaming.owns(item[0]), lambda item: [renaming.layer(item[0]), *item[1:]]
+        ),
+        sections=tuple(_insert_copies(names, lambda own: own == block, lambda _: name) for names in record.sections),
+        training=_copy_calls(record.training, renaming),
+        evaluation=_copy_calls(record.evaluation, renaming),
+        products=_insert_copies(
+            record.products,
+            lambda product: renaming.owns(product.layer),
+            lambda product: replace(
+                product,
+                result=tuple(map(renaming.size, product.result)),
+                summed=tuple(map(renaming.size, product.summed)),
+                layer=renaming.layer(product.layer),
+            ),
+        ),
+        whole={
+            reason: _insert_copies(places, renaming.owns, renaming.layer) for reason, places in record.whole.items()
+        },
+    ), name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Renaming:
+    """The names in a copy of a block.
+
+    Attributes:
+        block: the block.
+        name: of the copy.
+        sizes: names of its axes and sums in the copy.
+    """
+
+    block: str
+    name: str
+    sizes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: NetworkRecord, block: str, name: str) -> "_Renaming":
+        inside, outside = set[str](), set[str]()
+        for tensor in record.tensors:
+            (inside if f"{tensor.name}.".startswith(f"{block}.") else outside).update(_list_names(tensor.shape))
+        for own, parts in record.sums.items():
+            (outside if own in outside or own not in inside else inside).update(_list_names(parts))
+        known = {*(axis.name for axis in record.axes), *record.sums}
+        sizes = dict[str, str]()
+        for own in sorted(inside - outside - {"*", "+"}):
+            renamed = name + own.removeprefix(block) if own.startswith(f"{block}.") else own
+            sizes[own] = next(new for new in chain([renamed], _number(renamed)) if new not in known | {*sizes.values()})
+        return cls(block=block, name=name, sizes=sizes)
+
+    def owns(self, name: str) -> bool:
+        """Whether a layer or tensor is in the block."""
+        return name == self.block or name.startswith(f"{self.block}.")
+
+    def layer(self, name: str) -> str:
+        """The name of a layer or tensor in the copy; others keep theirs."""
+        return self.name + name.removeprefix(self.block) if self.owns(name) else name
+
+    def size(self, size: Any) -> Any:
+        """A size in the copy."""
+        if isinstance(size, (list, tuple)):
+            return [self.size(part) for part in size]
+        return self.sizes.get(size, size)
+
+    def copy_tensor(self, tensor: RecordedTensor) -> RecordedTensor:
+        return replace(tensor, name=self.layer(tensor.name), shape=tuple(map(self.size, tensor.shape)))
+
+
+def _copy_calls(plan: RecordedPlan, renaming: _Renaming) -> RecordedPlan:
+    """The calls with those of the block once more; what reads its result reads the copy's."""
+    start, stop, source, out = plan.blocks[renaming.block]
+    fresh = count(1 + max(number for call in plan.calls for number in _list_numbers(call)))
+    numbers = {source: out}
+    for call in plan.calls[start:stop]:
+        for number in _list_numbers(call):
+            if number not in numbers:
+                numbers[number] = next(fresh)
+    given = numbers[out]
+    changes: _Changes = {"value": lambda own: numbers.get(own, own), "state": renaming.layer, "size": renaming.size}
+    copied = [_rewrite_call(call, changes) for call in plan.calls[start:stop]]
+    later: _Changes = {"value": lambda own: given if own == out else own}
+    following = [_rewrite_call(call, later) for call in plan.calls[stop:]]
+    blocks = dict[str, tuple[int, int, int, int]]()
+    for name, (begin, end, read, result) in plan.blocks.items():
+        if begin < stop:
+            blocks[name] = (begin, end, read, result)
+        else:
+            shift = stop - start
+            blocks[name] = (begin + shift, end + shift, later["value"](read), later["value"](result))
+        if name == renaming.block:
+            blocks[renaming.name] = (stop, stop + stop - start, out, given)
+    return RecordedPlan(
+        calls=[*plan.calls[:stop], *copied, *following],
+        out=given if plan.out == out else plan.out,
+        blocks=blocks,
+        constants=plan.constants,
+    )
+
+
+def _rewrite_call(call: Sequence[Any], changes: _Changes) -> list[Any]:
+    """A call with changed values."""
+    name, args, kwargs, result, layer = call
+    number = changes["value"]
+    return [
+        name,
+        _rewrite(args, changes),
+        {key: _rewrite(item, changes) for key, item in kwargs.items()},
+        [number(own) for own in result] if isinstance(result, list) else number(result),
+        changes.get("state", str)(layer),
+    ]
+
+
+def _rewrite(value: Any, changes: _Changes) -> Any:
+    if isinstance(value, list):
+        return [_rewrite(item, changes) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind in ("tuple", "slice", "dict"):
+        return {kind: _rewrite(content, changes)}
+    return {kind: changes[kind](content)} if kind in changes else value
+
+
+def _list_numbers(call: Sequence[Any]) -> Iterator[int]:
+    """The numbers of a call's results."""
+    result = call[3]
+    return (number for number in (result if isinstance(result, list) else [result]) if number is not None)
+
+
+def _insert_copies(
+    items: Sequence[_Item], owns: Callable[[_Item], bool], copy: Callable[[_Item], _Item]
+) -> tuple[_Item, ...]:
+    """The items, with copies of neighbours that are owned right after them."""
+    copied: list[_Item] = []
+    for owned, neighbours in groupby(items, owns):
+        own = list(neighbours)
+        copied += [*own, *map(copy, own)] if owned else own
+    return tuple(copied)
+
+
+def _name_copy(record: NetworkRecord, block: str) -> str:
+    """A name for a copy of a block: the next number in its container, if it has a number."""
+    container, _, own = block.rpartition(".")
+    prefix = f"{container}." if container else ""
+    layers = {tensor.name for tensor in record.tensors} | {item[0] for item in record.fixed}
+    layers |= {call[4] for plan in (record.training, record.evaluation) for call in plan.calls}
+    siblings = {layer.removeprefix(prefix).partition(".")[0] for layer in layers if layer.startswith(prefix)}
+    if own.isdigit():
+        return f"{prefix}{1 + max(int(name) for name in siblings if name.isdigit())}"
+    return next(name for name in _number(block) if name.removeprefix(prefix) not in siblings)
+
+
+def _number(name: str) -> Iterator[str]:
+    """Names like this one."""
+    return (f"{name}_{number}" for number in count(2))
+
+
+def _list_names(sizes: Any) -> Iterator[str]:
+    """The axes and sums in sizes."""
+    if isinstance(sizes, str):
+        yield sizes
+    elif isinstance(sizes, (list, tuple)):
+        for size in sizes:
+            yield from _list_names(size)
+
+
+def _scale_start(tensor: RecordedTensor, whole: Mapping[str, int], resized: Mapping[str, int]) -> RecordedTensor:
+    if tensor.role != "weight":
+        return tensor
+    before, after = (math.prod(compute_size(size, own) for size in tensor.shape[1:]) for own in (whole, resized))
+    mean, deviation = tensor.start
+    return replace(tensor, start=(mean, deviation * math.sqrt(before / after))) if after != before else tensor

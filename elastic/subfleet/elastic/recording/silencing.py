@@ -1,0 +1,121 @@
+"""Finds the tensors that make a recorded block pass its input on when they are 0."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.elastic.recording.record import NetworkRecord
+
+_Call = Sequence[Any]
+
+
+def find_silencing(record: NetworkRecord) -> frozenset[str]:
+    """The tensors of all blocks that can pass their input on: 0 in each layer that adds something to it.
+
+    Such a layer is a convolution, a linear layer or a norm, followed by nothing that makes something else of 0. After a
+    sum, a ReLU changes nothing where the previous block's output had one.
+    """
+    tensors: set[str] = set()
+    for name, (start, stop, source, out) in record.training.blocks.items():
+        closing = _find_closing(record.training.calls[start:stop], source, out)
+        if closing and all(tensor.startswith(f"{name}.") for tensor in closing):
+            tensors |= closing
+    return frozenset(tensors)
+
+
+def _named(*names: str) -> frozenset[str]:
+    """The names of functions with those of their methods and of their forms that change their input."""
+    prefixes = ("torch", "torch.Tensor", "torch.nn.functional")
+    return frozenset(f"{prefix}.{name}{suffix}" for prefix in prefixes for name in names for suffix in ("", "_"))
+
+
+_SUMS = _named("add") | {f"torch.Tensor.{name}" for name in ("__add__", "__iadd__", "__radd__")}
+_PRODUCTS = _named("mul", "multiply") | {f"torch.Tensor.{name}" for name in ("__mul__", "__imul__", "__rmul__")}
+_KEPT = _named("relu", "relu6")
+"""Functions that change nothing where they were applied before."""
+_RETURNED = _named("contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "float", "to")
+"""Functions that may return their input itself."""
+_ZERO_AT_ZERO = _KEPT | _RETURNED | _named(
+    "__getitem__", "adaptive_avg_pool2d", "avg_pool2d", "clone", "div", "expand", "flatten", "gelu", "hardswish",
+    "leaky_relu", "mean", "movedim", "pad", "permute", "reshape", "reshape_as", "roll", "silu", "squeeze", "tanh",
+    "transpose", "unflatten", "unsqueeze", "view",
+) | {"torch.Tensor.__truediv__"}  # fmt: skip
+_LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        **dict.fromkeys(_named("linear", "conv1d", "conv2d", "conv3d"), (1, 2)),
+        "torch.nn.functional.batch_norm": (3, 4),
+        "torch.nn.functional.layer_norm": (2, 3),
+        "torch.nn.functional.group_norm": (2, 3),
+    }
+)
+"""Places of weight and bias among the arguments."""
+
+
+def _find_closing(calls: Sequence[_Call], source: int, out: int) -> set[str]:
+    """The tensors that make each sum along a block add 0; empty if there are none."""
+    current, tensors = source, set[str]()
+    for position, (name, args, kwargs, result, _) in enumerate(calls):
+        given = list(_list_values(args))
+        if current not in given or (name in _RETURNED and result == current and not _is_in_place(args, kwargs)):
+            continue
+        if name in _SUMS and len(given) == 2:
+            other = given[1] if given[0] == current else given[0]
+            closing = _close(calls[:position], other)
+            if not closing:
+                return set()
+            current, tensors = result, tensors | closing
+        elif name in _KEPT and tensors:
+            current = result
+        elif result == current:  # changed in place
+            return set()
+    return tensors if current == out else set()
+
+
+def _close(calls: Sequence[_Call], value: int) -> set[str]:
+    """The tensors that make a result 0; empty if none are known to."""
+    for position in reversed(range(len(calls))):
+        name, args, kwargs, result, _ = calls[position]
+        if result == value:
+            return _close_call(calls[:position], name, args, kwargs)
+        if isinstance(result, list) and value in result:
+            return set()
+    return set()
+
+
+def _close_call(before: Sequence[_Call], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[str]:
+    if name in _LAYERS:
+        weight, bias = (
+            args[place] if place < len(args) else kwargs.get(key)
+            for place, key in zip(_LAYERS[name], ("weight", "bias"), strict=True)
+        )
+        tensors = [tensor for tensor in (weight, bias) if tensor is not None]
+        named = {tensor["state"] for tensor in tensors if "state" in tensor}
+        return named if weight is not None and len(named) == len(tensors) else set()
+    if name in _PRODUCTS:
+        factors = [factor["state"] for factor in args if isinstance(factor, dict) and "state" in factor]
+        return set(factors[:1]) or next(filter(None, (_close(before, value) for value in _list_values(args))), set())
+    if name in _SUMS:
+        parts = [_close_operand(before, item) for item in args]
+        return set().union(*parts) if len(parts) == 2 and all(parts) else set()
+    if name in _ZERO_AT_ZERO and args and "value" in (args[0] if isinstance(args[0], dict) else {}):
+        return _close(before, args[0]["value"])
+    return set()
+
+
+def _close_operand(before: Sequence[_Call], item: Any) -> set[str]:
+    match item:
+        case {"value": value}:
+            return _close(before, value)
+        case {"state": name}:
+            return {name}
+        case _:
+            return set()
+
+
+def _is_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of a dropout changes its input: its last argument says so."""
+    return bool(kwargs.get("inplace", args[3] if len(args) > 3 else False))
+
+
+def _list_values(args: Sequence[Any]) -> Iterator[int]:
+    return (item["value"] for item in args if isinstance(item, dict) and "value" in item)

@@ -1,0 +1,303 @@
+"""Recorded networks grow cell by cell and compute the same: FedTrans' invariants T1 and T7 for modules of any code."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+import pytest
+import torch
+from elastic.recorded_cases import Added, Changed, Dense, Residual
+from hypothesis import given
+from hypothesis import strategies as st
+from matrices import examples
+from torch import Tensor, nn
+
+from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.growing import (
+    can_deepen,
+    count_cell_parameters,
+    deepen_cell,
+    find_changed_cells,
+    list_cells,
+    widen_cells,
+)
+from subfleet.elastic.inheriting import inherit
+from subfleet.elastic.lineage import Replicated
+from subfleet.elastic.network import Network
+from subfleet.elastic.recording.loading import record_network
+from subfleet.elastic.replication import Replication, size_in
+from subfleet.elastic.resizing import derive_settings
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.submodel import Architecture, Prefix
+
+
+class InPlace(nn.Module):
+    """Changes its input in place, after a ReLU of it would change what it adds to."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, 5), nn.Linear(5, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs += self.last(torch.relu_(self.first(inputs)))
+        return inputs
+
+
+class Scaled(nn.Module):
+    """Adds two paths at once, each scaled or normalised, and ends with a ReLU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide, self.back = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm = nn.LayerNorm(width)
+        self.other, self.scale = nn.Linear(width, width), nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first = self.norm(self.back(nn.functional.gelu(self.wide(inputs))))
+        return torch.relu(inputs + (first + self.scale * torch.sigmoid(self.other(inputs))))
+
+
+def _layers(*blocks: nn.Module, width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Sequential(*blocks), nn.Linear(width, 3))
+
+
+MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = MappingProxyType(
+    {
+        "convolutions": (
+            lambda: nn.Sequential(
+                nn.Conv2d(1, 8, 3), Residual(8), Residual(8, groups=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                nn.Linear(8, 3),
+            ),
+            (1, 6, 6),
+        ),
+        "layers": (lambda: _layers(Scaled(8), Scaled(8)), (6,)),
+        "in place": (lambda: _layers(InPlace(8), Added(8), InPlace(8)), (6,)),
+        "attention": (lambda: _encode(norm_first=True), (5, 6)),
+    }
+)  # fmt: skip
+
+
+def _encode(*, norm_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.Sequential(nn.Linear(6, 12), encoder, nn.Flatten(), nn.Linear(60, 3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """A network before and after growth, its widened cells, and its cells that new ones follow."""
+
+    before: Network
+    after: Network
+    wider: frozenset[str]
+    followed: frozenset[str]
+
+
+@cache
+def record(name: str) -> Recorded:
+    make, shape = MODULES[name]
+    with torch.random.fork_rng():
+        torch.random.set_rng_state(torch.Generator().manual_seed(3).get_state())
+        return record_network(make(), shape)
+
+
+@st.composite
+def growths(draw: st.DrawFn) -> Growth:
+    """Any network, with up to three cells widened or deepened in turn."""
+    config = record(draw(st.sampled_from(sorted(MODULES))))
+    before, wider, followed = network_of(config), set[str](), set[str]()
+    for _ in range(draw(st.integers(1, 3))):
+        network = network_of(config)
+        cell = draw(st.sampled_from(list_cells(network)))
+        widen: bool = draw(st.booleans())
+        if cell.axes and widen:
+            config = widen_cells(config, [cell.name], draw(st.sampled_from([1.1, 1.5, 2.0, 3.0])))
+            wider.add(cell.name)
+        elif can_deepen(network, cell):
+            config = deepen_cell(config, cell, draw(st.integers(1, 2)))
+            followed.add(cell.name)
+    return Growth(
+        before=before,
+        after=network_of(config),
+        wider=frozenset(wider),
+        followed=frozenset(followed & before_names(before)),
+    )
+
+
+def before_names(network: Network) -> set[str]:
+    return {cell.name for cell in list_cells(network)}
+
+
+def outputs(network: Network, state: Mapping[str, Tensor], inputs: Tensor, *, training: bool) -> Tensor:
+    module = build_module(network, network.full_architecture()).double().train(training)
+    module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
+    with torch.no_grad():
+        result: Tensor = module(inputs.clone())
+    return result
+
+
+def draw_state(network: Network) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        name: tensor.double() + 0.3 * torch.rand(tensor.shape, generator=generator).double()
+        for name, tensor in init_state(network, 1).items()
+    }
+
+
+@pytest.mark.slow
+@examples(40)
+@given(growths(), st.booleans())
+def test_a_grown_network_keeps_its_outputs(growth: Growth, shares: bool) -> None:
+    stream = random.Random(1)
+    replication = Replication.draw(growth.after, size_in(growth.after, growth.before), stream)
+    replication = replication.draw_shares(stream) if shares else replication
+    how = Replicated(
+        sources=tuple(sorted(replication.sources.items())), shares=tuple(sorted(replication.shares.items()))
+    )
+    state = draw_state(growth.before)
+    grown = inherit(how, growth.after, growth.before, state, seed=1)
+    inputs = torch.randn(4, *growth.before.config.input_shape, generator=torch.Generator().manual_seed(2)).double()
+    for training in (False, True):
+        expected = outputs(growth.before, state, inputs, training=training)
+        actual = outputs(growth.after, grown, inputs, training=training)
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
+
+
+@pytest.mark.slow
+@examples(40)
+@given(growths())
+def test_a_grown_network_costs_more_and_nothing_else_changes(growth: Growth) -> None:
+    before, after = count_cell_parameters(growth.before), count_cell_parameters(growth.after)
+    if not growth.wider and not growth.followed:
+        assert growth.before == growth.after
+        return
+    costs = [
+        estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
+        for network in (growth.before, growth.after)
+    ]
+    assert costs[0] < costs[1]
+    assert (len(after) > len(before)) == bool(growth.followed)
+    inserted = after.keys() - before.keys()
+    longer = {name for name, axis in growth.before.axes.items() if growth.after.axes[name].size != axis.size}
+    named = {axis for cell in list_cells(growth.after) if cell.name in growth.wider for axis in cell.axes}
+    assert longer == named & growth.before.axes.keys()
+    assert all(name.startswith(tuple(inserted)) for name in growth.after.axes.keys() - growth.before.axes.keys())
+    wider, followed = find_changed_cells(growth.before, growth.after)
+    assert {*followed} == growth.followed
+    assert {*wider} == growth.wider & before.keys()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_cell_becomes_wider_inside(name: str) -> None:
+    network = network_of(record(name))
+    assert len(list_cells(network)) >= 2
+    for cell in list_cells(network):
+        for axis in cell.axes:
+            assert network.axes[axis].kind != "class"
+            assert {decl.part for decl in network.tensors.values() if axis in network.list_axes(decl)} == {cell.name}
+
+
+def test_new_blocks_have_the_next_numbers_of_their_container() -> None:
+    network = network_of(record("convolutions"))
+    first, second = list_cells(network)
+    assert (first.name, second.name) == ("1", "2")
+    config = deepen_cell(network.config, first, 2)
+    assert [cell.name for cell in list_cells(network_of(config))] == ["1", "6", "7", "2"]
+    names = list(network_of(deepen_cell(config, second)).tensors)
+    assert [name for name in names if name.endswith("last.weight")] == [f"{own}.last.weight" for own in (1, 6, 7, 2, 8)]
+
+
+def test_a_submodel_of_a_grown_network_lacks_the_new_block() -> None:
+    """What it computes is what the network computed before it grew."""
+    before = network_of(record("in place"))
+    after = network_of(deepen_cell(before.config, list_cells(before)[0]))
+    state, inputs = draw_state(after), torch.randn(3, 6).double()
+    smaller = build_module(after, size_in(after, before)).double().eval()
+    own = {name: state[name] for name in before.tensors}
+    smaller.load_state_dict(own)
+    assert torch.equal(smaller(inputs.clone()), outputs(before, own, inputs, training=False))
+
+
+def test_a_narrow_network_of_its_own_starts_as_strongly_as_the_whole() -> None:
+    """The weights of a layer with a quarter of the inputs are drawn twice as large."""
+    network = network_of(record_network(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)), (64,)))
+    size = Architecture(axes=(("0", Prefix(size=32)),), name="narrow")
+    narrow = network_of(derive_settings(network, size))
+    deviations = [float(init_state(own, 1)["2.weight"].std()) for own in (network, narrow)]
+    assert deviations[1] == pytest.approx(2 * deviations[0], rel=0.1)
+    assert network.shapes(size) == {name: decl.shape for name, decl in narrow.tensors.items()}
+
+
+class Gate(nn.Module):
+    """Adds what is 0 for no known tensor."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        added: Tensor = self.layer(inputs)
+        return inputs + torch.cos(added)
+
+
+class Changing(nn.Module):
+    """Adds to its input, which it changes before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        added: Tensor = self.layer(torch.sigmoid_(inputs))
+        return inputs + added
+
+
+@pytest.mark.parametrize("block", [Gate, Changing])
+def test_a_block_that_cannot_be_the_identity_is_not_repeated(block: Callable[[int], nn.Module]) -> None:
+    network = network_of(record_network(_layers(block(8), Added(8)), (6,)))
+    deepened = {cell.name: can_deepen(network, cell) for cell in list_cells(network)}
+    assert deepened == {"2.0": False, "2.1": True}
+
+
+def test_indices_that_are_combined_or_read_unusually_are_not_copied() -> None:
+    class Unusual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.first = nn.Embedding(9, 8), nn.Linear(8, 10)
+            self.matrix = nn.Parameter(torch.randn(10, 8))
+            self.normed = nn.Sequential(nn.Linear(8, 12), nn.LayerNorm(12), nn.Linear(12, 8))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            stream = self.embed(tokens)
+            stream = stream + torch.relu(self.first(stream)) @ self.matrix
+            stream = stream + self.normed(stream)
+            logits: Tensor = stream @ self.embed.weight.T
+            return logits
+
+    network = network_of(record_network(Unusual(), (5,), symbols=9))
+    assert {name: axis.copied for name, axis in network.axes.items() if axis.kind != "class"} == {
+        "matrix": False, "normed.0": False, "normed.2": False,
+    }  # fmt: skip
+    wider = network_of(record_network(Unusual(), (5,), symbols=9).with_sizes({"matrix": 20}))
+    with pytest.raises(ConfigError, match="axis 'matrix' cannot be copied, because its indices are combined"):
+        Replication.cycle(wider, size_in(wider, network))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "reason"),
+    [
+        (lambda: _layers(Changed(8)), (6,), "has no residual blocks"),
+        (lambda: _encode(norm_first=False), (5, 6), "has no residual blocks"),
+        (
+            lambda: nn.Sequential(Dense(), nn.Linear(3, 8), Added(8)),
+            (2, 4, 4),
+            "reads several outputs one after another, which cannot grow by copies",
+        ),
+    ],
+)
+def test_what_cannot_grow_says_why(module: Callable[[], nn.Module], shape: tuple[int, ...], reason: str) -> None:
+    assert record_network(module(), shape).hindrance == reason
