@@ -16,6 +16,7 @@ from subfleet.cli.commands import app
 from subfleet.elastic.families import FAMILIES
 from subfleet.protocol.errors import FileError
 from subfleet.serving.run_context import create_context
+from subfleet.settings.named_networks import ModuleSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.tasks import read_dataset
@@ -58,6 +59,7 @@ def test_every_configuration_key_is_documented_exactly_once() -> None:
         if re.search(rf"\]\(({'methods|submodels' if table else 'methods|rounds|tasks'})\.md", row)
     }
     tables = {table: kind for table, kind in _list_tables(Run) if table not in elsewhere}
+    tables |= {table: kind for table, kind in _list_tables(ModuleSettings, "model") if table != "model"}
     assert set(rows) == {*tables, "model"}
     settings = {field.name for family in FAMILIES.values() for field in dataclasses.fields(family)}
     assert sorted(key for key, _ in rows["model"]) == sorted({"family", *settings})

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
+from subfleet.elastic.families import get_predicted_places
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Fcn, Vgg
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.network import Family, Network, Places, get_predicted_places
+from subfleet.elastic.network import Family, Network, Places
 from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings

@@ -1,5 +1,6 @@
 """A fleet of unequal devices trains a module of one's own, whose trained weights load back into it."""
 
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
@@ -9,14 +10,18 @@ from matrices import mostly_long
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from subfleet.elastic.building import network_of
+from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.model_state import unpack_state
+from subfleet.elastic.recording.adapters import add_adapters
 from subfleet.elastic.recording.loading import record_network
+from subfleet.elastic.recording.tuning import LoraSettings
+from subfleet.elastic.update_form import list_frozen
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import GatheredRun
 from subfleet.emulation.method_checks import check_method
 from subfleet.export.pool import ExportPool
+from subfleet.journal.records import ClientRow
 from subfleet.methods import METHODS
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.training import TrainingSettings
@@ -85,15 +90,18 @@ class Block(nn.Module):
 @cache
 def residual() -> Recorded:
     """Two sections of residual blocks."""
-    module = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.Sequential(Block(8), Block(8)),
-        nn.Conv2d(8, 12, 3, stride=2, padding=1),
-        nn.Sequential(Block(12), Block(12)),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(12, 10),
-    )
+    with torch.random.fork_rng():
+        torch.random.set_rng_state(torch.Generator().manual_seed(1).get_state())
+        module = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.Sequential(Block(16), Block(16)),
+            nn.Conv2d(16, 24, 3, stride=2, padding=1),
+            nn.Sequential(Block(24), Block(24)),
+            nn.GroupNorm(2, 24),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(24, 10),
+        )
     return record_network(module, (1, 8, 8))
 
 
@@ -110,7 +118,7 @@ def test_a_module_grows_while_it_is_trained(exports: ExportPool) -> None:
     """FedTrans makes its blocks wider, and then repeats them."""
     method = FedTrans(first="configured", beta=1e9, gamma=1, delta=1, stop_rounds=0, alpha=0.0)
     devices = tuple(client(name, index, 10**8, runtime="torch") for index, name in enumerate(("ada", "bob", "cyd")))
-    run = config(model=residual(), targets=("torch",), rounds=12, method=method, communication_s=4.0)
+    run = config(model=residual(), targets=("torch",), rounds=12, method=method, communication_s=12.0)
     result = run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports)
     networks = {record.lineage.id: network_of(record.lineage.config) for record in result.result.networks}
     first, wider, deeper, *_ = networks.values()
@@ -120,5 +128,37 @@ def test_a_module_grows_while_it_is_trained(exports: ExportPool) -> None:
         f"{name}.wide": 2 * first.axes[f"{name}.wide"].size for name in blocks
     }
     assert [block.name for block in deeper.blocks] == ["1.0", "1.2", "1.1", "1.3", "3.0", "3.2", "3.1", "3.3"]
-    trained = {row.architecture for row in result.rounds[-1].clients if row.status == "aggregated"}
-    assert any(architecture.startswith("m2") for architecture in trained)
+    trained = {row.architecture for record in result.rounds for row in record.clients if row.status == "aggregated"}
+    assert any(architecture.startswith("m1") for architecture in trained)
+
+
+def test_adapters_are_trained_and_sent_alone(exports: ExportPool) -> None:
+    """Devices train adapters of all widths on three runtimes; everything else keeps its bits."""
+    whole = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
+    plain = record_network(whole, (1, 8, 8))
+    add_adapters(whole, LoraSettings(rank=4, targets=("1", "3"), train=("5",)))
+    adapted = record_network(whole, (1, 8, 8))
+    plain_rows, _ = train_on_every_runtime(plain, exports)
+    rows, trained = train_on_every_runtime(adapted, exports)
+    network = network_of(adapted)
+    frozen, first = list_frozen(network), init_state(network, 5)
+    assert frozen == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    assert {name for name, tensor in trained.items() if torch.equal(tensor, first[name])} == frozen
+    for device, row in rows.items():
+        assert (row.status, row.architecture) == ("aggregated", "w1 d1")
+        assert row.update_bytes == 4 * sum(trained[name].numel() for name in trained.keys() - frozen)
+        assert row.planned_peak_bytes < plain_rows[device].planned_peak_bytes
+
+
+def train_on_every_runtime(model: Recorded, exports: ExportPool) -> tuple[dict[str, ClientRow], Mapping[str, Tensor]]:
+    """The clients of the last round, and the trained model."""
+    runtimes = {"ada": "onnx", "bob": "executorch", "cyd": "torch"}
+    devices = tuple(
+        client(name, index, 10**8, runtime=runtime) for index, (name, runtime) in enumerate(runtimes.items())
+    )
+    run = config(model=model, targets=tuple(runtimes.values()), rounds=2, communication_s=4.0, seed=5)
+    result = run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports)
+    rows = {row.client_id: row for row in result.rounds[-1].clients}
+    return rows, unpack_state(load(result.model)).shared

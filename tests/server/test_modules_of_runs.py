@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from subfleet.elastic.building import network_of
@@ -145,3 +145,71 @@ def test_a_method_that_makes_blocks_wider_needs_residual_blocks(folder: Path) ->
     path = write(folder, 'module = "code_of_a_test:build"\ninput_shape = [1, 8, 8]')
     with pytest.raises(ConfigError, match="repeats them, but the network has no residual blocks; choose another"):
         read_run(path, ["method.type='fedtrans'"])
+
+
+def save_module(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+    try:
+        save_file(__import__("code_of_a_test").build(1100).state_dict(), folder / "trained.safetensors")
+    finally:
+        sys.path.remove(str(folder))
+
+
+_WIDE = _NAMED + "input_shape = [1, 8, 8]\narguments = { width = 1100 }\n"
+
+
+def test_given_weights_are_sorted_and_compute_the_same(folder: Path) -> None:
+    save_module(folder)
+    models = []
+    for order in ("given", "importance"):
+        (folder / order).mkdir()
+        run = read_run(write(folder, f'{_WIDE}weights = "trained.safetensors"\norder = "{order}"'))
+        models.append(dict(first_model(run, folder / order).shared))
+    given, ordered = models
+    norms = [tensors["1.weight"].abs().sum(1) + tensors["1.bias"].abs() for tensors in (given, ordered)]
+    norms = [own + tensors["3.weight"].abs().sum(0) for own, tensors in zip(norms, (given, ordered), strict=True)]
+    assert not torch.equal(norms[0], norms[1])
+    torch.testing.assert_close(norms[1], norms[0].sort(descending=True).values)
+    assert all(
+        torch.equal(given[name].flatten().sort().values, ordered[name].flatten().sort().values) for name in given
+    )
+
+
+def test_a_frozen_part_begins_with_given_weights(folder: Path) -> None:
+    save_module(folder)
+    with pytest.raises(ConfigError, match=r"training leaves '1\.weight' as it is, but the run has no weights to begin"):
+        read_run(write(folder, _WIDE + 'freeze = ["1"]'))
+    run = read_run(write(folder, _WIDE + 'freeze = ["1"]\nweights = "trained.safetensors"'))
+    assert isinstance(run.model, Recorded)
+    assert run.model.frozen == ("1.weight", "1.bias")
+    with pytest.raises(
+        ConfigError, match=r"method 'fedfa' scales or maps every weight .* leaves 2 tensors as they are"
+    ):
+        read_run(write(folder, _WIDE + 'freeze = ["1"]\nweights = "trained.safetensors"'), ["method.type='fedfa'"])
+
+
+def test_adapters_are_drawn_beside_given_weights(folder: Path) -> None:
+    save_module(folder)
+    lora = 'weights = "trained.safetensors"\nlora = { rank = 4, targets = ["1"], train = ["3"] }'
+    run = read_run(write(folder, _WIDE + lora))
+    model, trained = first_model(run, folder).shared, load_file(folder / "trained.safetensors")
+    assert all(torch.equal(model[name], tensor) for name, tensor in trained.items())
+    assert model.keys() - trained.keys() == {"1.lora_down", "1.lora_up"}
+    assert not model["1.lora_up"].any()
+    assert model["1.lora_down"].any()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ('order = "importance"', "order sorts given weights; name a file as weights"),
+        ('weights = "trained.safetensors"\norder = "size"', r"first_weights\.order is 'size', but must be one of"),
+        ("lora = { rank = 0 }", r"rank is 0, but must be 1 or more"),
+        ('lora = { targets = ["9"] }', r"lora\.targets names '9', but the network has the linear layers \['1', '3'\]"),
+        ('freeze = ["9"]', r"freeze names '9', but the network has the layers \['1', '3'\]"),
+    ],
+)
+def test_wrong_fine_tuning_is_refused(folder: Path, model: str, message: str) -> None:
+    save_module(folder)
+    with pytest.raises(ConfigError, match=message):
+        read_run(write(folder, _WIDE + model))

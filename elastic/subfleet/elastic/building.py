@@ -74,7 +74,9 @@ _DEVIATIONS: Mapping[Role, float] = MappingProxyType({"embedding": 0.02, "symbol
 
 
 def _draw_tensor(decl: TensorDecl, shape: tuple[int, ...], seed: int) -> Tensor:
-    mean, deviation = decl.start or _find_start(decl.role, shape)
+    if isinstance(decl.start, bytes) and shape == decl.shape:
+        return torch.frombuffer(bytearray(decl.start), dtype=torch.float32).reshape(shape)
+    mean, deviation = decl.start if isinstance(decl.start, tuple) else _find_start(decl.role, shape)
     if not deviation:
         return torch.full(shape, mean)
     digest = hashlib.sha256(f"{seed}/{decl.name}".encode()).digest()

@@ -167,7 +167,8 @@ def _device_of(state: Tensors) -> torch.device:
 
 
 def _iterate_trainable(network: Network, tensors: Tensors) -> Iterator[str]:
-    return (name for name in tensors if network.tensors[name].role not in BUFFER_ROLES)
+    decls = network.tensors
+    return (name for name in tensors if decls[name].role not in BUFFER_ROLES and not decls[name].frozen)
 
 
 def _slices(maps: Mapping[str, TensorMap], state: Tensors) -> dict[str, Tensor]:

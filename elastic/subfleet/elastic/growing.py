@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
+from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families.records.blocks import (
     OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
@@ -27,7 +28,6 @@ from subfleet.elastic.families.records.blocks import (
 from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.resizable import Resizable
 from subfleet.elastic.resizing import (
     AXES_OF_BLOCKS,
     has_section_widths,
@@ -58,7 +58,7 @@ class Cell:
 
 def list_cells(network: Network) -> tuple[Cell, ...]:
     """All cells, in network order."""
-    if isinstance(network.config, Resizable):
+    if isinstance(network.config, ExplicitFamily):
         return tuple(
             Cell(name=block.name, section=block.section, axes=_inner_axes(network, block.name))
             for block in network.blocks
@@ -158,7 +158,7 @@ def deepen_cell(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
         ConfigError: the network has no such cell, or its family does not number its blocks.
     """
     grown: Any = config
-    if isinstance(grown, Resizable):
+    if isinstance(grown, ExplicitFamily):
         last = cell.name
         for _ in range(count):
             grown, last = grown.with_copy(last)

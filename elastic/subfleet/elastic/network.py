@@ -82,12 +82,6 @@ class Family(Protocol):
         """
 
 
-def get_predicted_places(family: Family) -> Places | None:
-    """What networks of a family predict for, from `PREDICTS` of its record; None if it does not say."""
-    places: Places | None = getattr(family, "PREDICTS", None)
-    return places
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A part of the network that a submodel can leave out.
@@ -124,6 +118,9 @@ class OperatorChoice:
         return tuple(f"{self.name}.{operator}" for operator in self.operators)
 
 
+Start = tuple[float, float] | bytes
+"""First values of a tensor, see `TensorDecl`."""
+
 Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "symbol", "mean", "variance"]
 
 Identity = Literal["silent", "passing"]
@@ -148,7 +145,9 @@ class TensorDecl:
             that is normalised (starts normal with deviation 0.02), "symbol" embedded for layers without a norm (starts
             normal with deviation 1), running "mean" (starts at 0) or "variance" (starts at 1) of a norm.
         positions: number of positions of a sample at which it is applied: 1, or height times width of its output.
-        start: mean and standard deviation of its normal first values; None if they follow from its role.
+        start: its first values if they do not follow from its role: mean and standard deviation of normal ones, or the
+            values themselves as little-endian float32.
+        frozen: whether training never changes it.
     """
 
     name: str
@@ -157,7 +156,8 @@ class TensorDecl:
     part: str | None
     role: Role
     positions: int = 1
-    start: tuple[float, float] | None = None
+    start: Start | None = None
+    frozen: bool = False
 
     @property
     def factors(self) -> tuple[Factors, ...]:

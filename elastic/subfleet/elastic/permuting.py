@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -48,17 +49,20 @@ def permute(
     }
 
 
-def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def rank_indices(
+    network: Network, state: Mapping[str, Tensor], *, power: Literal[1, 2] = 2
+) -> dict[str, tuple[int, ...]]:
     """Rank the indices of each axis that can be permuted, most important first.
 
-    The importance of an index is the L2 norm of all weights that are tied to it; that of a group is the norm over all
-    its indices. Equal ones stay in order (Li et al. 2023, "AnycostFL"). Running statistics do not count.
+    The importance of an index is the norm of all weights that are tied to it; that of a group is the norm over all its
+    indices. Equal ones stay in order (Li et al. 2023, "AnycostFL", with the L2 norm). Running statistics do not count.
 
     Args:
         network: the network.
         state: the full model's tensors by name.
+        power: 1 for the L1 norm, 2 for the L2 norm.
     """
-    squares = {
+    sums = {
         name: torch.zeros(axis.size, dtype=torch.float64)
         for name, axis in network.axes.items()
         if axis.kind not in ("class", "kernel")
@@ -66,15 +70,15 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
     for decl in network.tensors.values():
         if decl.role in BUFFER_ROLES:
             continue
-        energy = state[decl.name].double().square()
+        energy = state[decl.name].double().abs().pow(power)
         for axis, own in reduce_to_axes(network, decl, energy, partial(torch.sum, dim=1)):
-            if axis in squares:
-                squares[axis] += own.cpu()
-    return {name: _order(network.axes[name], own) for name, own in squares.items()}
+            if axis in sums:
+                sums[axis] += own.cpu()
+    return {name: _order(network.axes[name], own) for name, own in sums.items()}
 
 
-def _order(axis: Axis, squares: Tensor) -> tuple[int, ...]:
-    groups = squares.reshape(-1, axis.granularity).sum(1)
+def _order(axis: Axis, sums: Tensor) -> tuple[int, ...]:
+    groups = sums.reshape(-1, axis.granularity).sum(1)
     order = torch.sort(groups, descending=True, stable=True).indices.tolist()
     step = axis.granularity
     return tuple(group * step + offset for group in order for offset in range(step))

@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.building import network_of
+from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.families.records.blocks import OF_BLOCKS, block_numbers, expand_to_blocks
 from subfleet.elastic.families.sections import block_name, layer_axis
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.resizable import Resizable
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
@@ -69,7 +69,7 @@ def resize(network: Network, sizes: Mapping[str, int]) -> Any:
     config: Any = network.config
     if all(sizes[name] == axis.size for name, axis in network.axes.items()):
         return config
-    if isinstance(config, Resizable):
+    if isinstance(config, ExplicitFamily):
         return config.with_sizes(sizes)
     settings: dict[str, Any] = {}
     if has_setting(config, "widths"):

@@ -16,6 +16,11 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 _FLOAT_BYTES = 4
 
 
+def list_frozen(network: Network) -> frozenset[str]:
+    """Names of the tensors that training never changes."""
+    return frozenset(name for name, decl in network.tensors.items() if decl.frozen)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateForm:
     """The expected form of an update.
@@ -34,12 +39,16 @@ class UpdateForm:
     def of(
         cls, network: Network, architecture: Architecture, codec: AnyUpdateCodec, sent: Collection[str] = ()
     ) -> "UpdateForm":
-        """The form of a submodel's update, or of the tensors in `sent` only.
+        """The form of a submodel's update, or of the tensors in `sent` only. Frozen tensors are not in it.
 
         Raises:
             ConfigError: the architecture is not a submodel of the network.
         """
-        shapes = {name: shape for name, shape in network.shapes(architecture).items() if not sent or name in sent}
+        shapes = {
+            name: shape
+            for name, shape in network.shapes(architecture).items()
+            if (not sent or name in sent) and not network.tensors[name].frozen
+        }
         exact = frozenset(name for name in shapes if network.tensors[name].role in BUFFER_ROLES)
         return cls(shapes=shapes, exact=exact, codec=codec)
 

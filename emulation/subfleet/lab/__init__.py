@@ -27,9 +27,9 @@ from subfleet.settings.stored_networks import resolve_model
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["ClientRound", "Result", "Run", "load", "load_all", "run"]
+__all__ = ["ClientRound", "Result", "Run", "load", "load_all", "merge_adapters", "run"]
 
 FIRST_WEIGHTS = "first_weights.safetensors"
 """The weights of a module that a run began with, in its folder."""
@@ -155,6 +155,20 @@ def run(
         rounds=result.rounds,
         models=outcome.models,
     )
+
+
+def merge_adapters(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Add the adapters of `[model.lora]` to the weights of their layers.
+
+    Args:
+        weights: by name, such as those of `Result.model`.
+
+    Returns:
+        The weights under the names of the module without adapters.
+    """
+    from subfleet.elastic.recording.adapters import merge_adapters
+
+    return merge_adapters(weights)
 
 
 def _take_module(described: Run, model: "nn.Module", path: Path) -> tuple[Run, bytes]:

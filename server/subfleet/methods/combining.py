@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.network import Family
-from subfleet.elastic.resizable import Resizable
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.elastic.supernets import Supernet
 from subfleet.methods.aggregator import share_everything
@@ -89,7 +89,7 @@ def _check_supernet(
 def _check_growth(method: Method, model: Family) -> Iterator[str]:
     if not method.roles().networks.grows:
         return
-    if isinstance(model, Resizable):
+    if isinstance(model, ExplicitFamily):
         if model.hindrance:
             yield (
                 f"method {method.TYPE!r} makes blocks of the network wider and repeats them, but the network "

@@ -235,7 +235,7 @@ def _stack_changes(network: Network, clients: Sequence[ClientUpdate]) -> Iterato
         changes = torch.zeros(len(clients), *decl.shape, dtype=torch.float64)
         held = torch.zeros_like(changes)
         for index, (update, own) in enumerate(zip(clients, maps, strict=True)):
-            if name in own:
+            if name in own and not decl.frozen:
                 change = update.change[name].double().cpu()
                 own[name].scatter(change, changes[index])
                 own[name].scatter(torch.ones_like(change), held[index])

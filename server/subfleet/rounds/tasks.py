@@ -6,6 +6,7 @@ A task has the same id after a crash.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_layers
 from subfleet.methods.assigner import Draw
 from subfleet.methods.roles import Trainee
@@ -73,7 +74,7 @@ def build_train_task(
         content = Train(
             settings=settings,
             update_codec=context.update_codec(network, architecture, client.offer.budget),
-            sends=_list_sent(context, trainee),
+            sends=_list_sent(context, network, trainee),
             paths=client.given.paths,
         )
     task_id = f"{_name_attempt(context, state)}/{client.client_id}/{client.attempt}"
@@ -87,12 +88,12 @@ def build_draw(context: RunContext, state: RunState, client: ClientState) -> Dra
     return Draw(seed=context.config.seed, round=state.round, client_id=client.client_id, memory=memory)
 
 
-def _list_sent(context: RunContext, trainee: Trainee) -> tuple[str, ...]:
+def _list_sent(context: RunContext, network: Network, trainee: Trainee) -> tuple[str, ...]:
     """Names of the tensors with changes that the client sends, in order; empty if it sends all."""
-    if context.roles.training.sends is None:
-        return ()
-    names = context.roles.training.sends(trainee)
-    return () if names >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in names)
+    sends = context.roles.training.sends
+    names = set(trainee.tensors) if sends is None else sends(trainee)
+    sent = tuple(name for name in trainee.tensors if name in names and not network.tensors[name].frozen)
+    return () if len(sent) == len(trainee.tensors) else sent
 
 
 def build_score_task(

@@ -11,6 +11,9 @@ from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
+from subfleet.elastic.permuting import permute, rank_indices
+from subfleet.elastic.recording.adapters import DOWN, UP
+from subfleet.elastic.update_form import list_frozen
 from subfleet.journal.journal import Journal
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
@@ -23,6 +26,9 @@ from subfleet.rounds.networks import list_first_attempts, list_lineages
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
+
+_ADAPTERS = (f".{DOWN}", f".{UP}")
+"""Ends of the names of tensors that the saved state of a module lacks."""
 
 
 def load_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
@@ -64,16 +70,17 @@ def _load_first_model(context: RunContext, state: RunState) -> ModelState:
     if not first.living:
         model = ModelState(shared={})
     elif given is None:
-        model = ModelState.first(init_state(context.network, seed))
+        model = ModelState.first(init_state(context.network, seed), frozen=list_frozen(context.network))
     else:
-        model = _read_first_weights(given, context.network)
+        model = _read_first_weights(given, context.network, seed)
     for lineage in others:
-        drawn = init_state(context.get_declared(lineage).network, seed)
-        model = model.with_network(lineage.id, ModelState.first(drawn, lineage))
+        network = context.get_declared(lineage).network
+        drawn = ModelState.first(init_state(network, seed), lineage, frozen=list_frozen(network))
+        model = model.with_network(lineage.id, drawn)
     return model if first.living else model.without_network(first.id, first)
 
 
-def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
+def _read_first_weights(given: FirstWeights, network: Network, seed: int) -> ModelState:
     """The given first weights, with tensors in the order of the network."""
     with explain_os_errors(f"first weights {given.file} cannot be read", "restore that file"):
         content = Path(given.file).read_bytes()
@@ -86,13 +93,17 @@ def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
     stored = unpack_state(load(content)).of(given.network)
     weights = stored.shared
     if isinstance(network.config, Recorded):  # the saved state of a module also has counters and unused layers
-        weights = {name: own for name, own in weights.items() if name in network.tensors}
+        drawn = {name: own for name, own in init_state(network, seed).items() if name.endswith(_ADAPTERS)}
+        weights = {**drawn, **{name: own for name, own in weights.items() if name in network.tensors}}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ConfigError(
             f"first weights {given.file} do not fit the run's model; set model to the network they are of"
         )
-    return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)
+    shared = {name: weights[name] for name in network.tensors}
+    if given.order == "importance":
+        shared = permute(network, shared, rank_indices(network, shared, power=1))
+    return ModelState(shared=shared, untrained=stored.untrained)
 
 
 def build_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
 from subfleet.elastic.network import Family
+from subfleet.elastic.recording.tuning import LoraSettings, Tuning
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain, parse_json, read_plain, to_plain
 
@@ -45,6 +46,8 @@ class ModuleSettings:
         keep: patterns of axes that stay whole.
         blocks: patterns of the blocks that a submodel can leave out.
         granularity: size of the groups of channels that are kept or dropped together.
+        freeze: patterns of layers or parameters that training leaves as they are.
+        lora: adapters, which are trained in place of everything else; None trains the module itself.
     """
 
     module: str
@@ -53,6 +56,8 @@ class ModuleSettings:
     keep: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ("*",)
     granularity: int = 1
+    freeze: tuple[str, ...] = ()
+    lora: LoraSettings | None = None
 
 
 def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +76,10 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ConfigError(f"arguments is {arguments!r:.80}, but must be a table of named arguments")
     cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity)
-    recorded = record_named(chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols, cuts=cuts)
+    tuning = Tuning(freeze=chosen.freeze, lora=chosen.lora)
+    recorded = record_named(
+        chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols, cuts=cuts, tuning=tuning
+    )
     plain: dict[str, Any] = to_plain(recorded)
     return plain
 

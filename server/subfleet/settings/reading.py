@@ -113,15 +113,18 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete_module(plain: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
-    """The settings with a module recorded; its `weights` are the first weights of the run."""
-    named = {key: value for key, value in model.items() if key != "weights"}
+    """The settings with a module recorded; its `weights` are the first weights of the run, in their `order`."""
+    named = {key: value for key, value in model.items() if key not in ("weights", "order")}
     completed = {**plain, "model": _record_model(named)}
     if "weights" not in model:
+        if "order" in model:
+            completed["model"] = InvalidError.of(ConfigError("order sorts given weights; name a file as weights"))
         return completed
     path = Path(str(model["weights"]))
     with explain_os_errors(f"model.weights {path} cannot be read", "name a safetensors file"):
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {**completed, "first_weights": {"file": str(path.resolve()), "sha256": sha256}}
+    ordered = {"order": model["order"]} if "order" in model else {}
+    return {**completed, "first_weights": {"file": str(path.resolve()), "sha256": sha256, **ordered}}
 
 
 def _record_model(model: dict[str, Any]) -> Any:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.network import get_predicted_places
+from subfleet.elastic.explicit import ExplicitFamily
+from subfleet.elastic.families import AnyFamily, get_predicted_places
 from subfleet.methods import AnyMethod
 from subfleet.methods.combining import find_conflicts
 from subfleet.methods.techniques import NormPolicy
@@ -95,6 +95,24 @@ def _check_first_weights(
         )
 
 
+def _check_frozen(
+    method: AnyMethod, model: AnyFamily, model_of: ModelOf | None, first_weights: FirstWeights | None
+) -> Iterator[str]:
+    if not isinstance(model, ExplicitFamily):
+        return
+    if model.awaited and model_of is None and first_weights is None:
+        yield (
+            f"training leaves {model.awaited[0]!r} as it is, but the run has no weights to begin with; set "
+            "model.weights to a safetensors file, or train these layers"
+        )
+    if model.frozen and method.roles().aggregator.transform is not None:
+        yield (
+            f"method {method.TYPE!r} scales or maps every weight that clients send, but training leaves "
+            f"{len(model.frozen)} tensors as they are, such as {model.frozen[0]!r}; choose another method, or "
+            "train them"
+        )
+
+
 def _check_model(training: TrainingSettings, model: AnyFamily) -> Iterator[str]:
     objective, kind = training.objective.name, training.objective.kind
     if kind.over_classes and model.class_count < _LEAST_CLASSES:
@@ -175,6 +193,7 @@ RUN_RULES: Rules = (
     _check_combination,
     _check_evaluations,
     _check_first_weights,
+    _check_frozen,
     _check_model,
     _check_data,
     _check_deployment,

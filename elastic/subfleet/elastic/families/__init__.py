@@ -6,10 +6,10 @@ builds it.
 
 from typing import Annotated, Literal, Protocol
 
-from subfleet.elastic.network import Family
+from subfleet.elastic.network import Family, Places
 from subfleet.protocol.registry import Registry, problem_with_record
 
-__all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "PublishedNorm", "preset"]
+__all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "PublishedNorm", "get_predicted_places", "preset"]
 
 PublishedNorm = Literal["group", "batch", "none"]
 """Norms that can replace BatchNorm in a published network."""
@@ -65,3 +65,9 @@ def preset(name: str, *, input_shape: tuple[int, ...], class_count: int, norm: P
         ConfigError: there is no such network, or the numbers are out of range.
     """
     return PRESETS.load(name)(input_shape=input_shape, class_count=class_count, norm=norm)
+
+
+def get_predicted_places(family: Family) -> Places | None:
+    """What networks of a family predict for, from `PREDICTS` of its record; None if it does not say."""
+    places: Places | None = getattr(family, "PREDICTS", None)
+    return places

@@ -29,6 +29,7 @@ from subfleet.elastic.network import (
     Network,
     OperatorChoice,
     Role,
+    Start,
     TensorDecl,
 )
 from subfleet.protocol.errors import ConfigError
@@ -120,7 +121,8 @@ class Blueprint:
         identities: as in `Network`.
         positions: number of positions of a sample at which each tensor is applied; None counts them, which the layers
             of PyTorch allow.
-        starts: mean and standard deviation of the first values of tensors that do not follow from their roles.
+        starts: first values of tensors that do not follow from their roles, see `TensorDecl`.
+        frozen: names of tensors that training never changes.
     """
 
     axes: tuple[Axis, ...]
@@ -136,7 +138,8 @@ class Blueprint:
     other_sizes: tuple[int, ...] = ()
     identities: Mapping[str, Identity] = field(default_factory=dict)
     positions: Mapping[str, int] | None = None
-    starts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
 
 
 def declare(config: Family, blueprint: Blueprint) -> Network:
@@ -270,6 +273,7 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
                 role=blueprint.roles.get(name, role),
                 positions=positions.get(name, counted.get(path, 1)),
                 start=blueprint.starts.get(name),
+                frozen=name in blueprint.frozen,
             )
 
 

@@ -1,5 +1,6 @@
 """The blueprint of a recorded network."""
 
+import base64
 from collections.abc import Iterator
 from functools import partial
 from types import MappingProxyType
@@ -43,7 +44,8 @@ def recorded_blueprint(record: NetworkRecord, *, symbols: int) -> Blueprint:
         positions=MappingProxyType({tensor.name: tensor.positions for tensor in record.tensors}),
         symbols=symbols,
         identities=dict.fromkeys(sorted(find_silencing(record)), "silent"),
-        starts={tensor.name: tensor.start for tensor in record.tensors},
+        starts={tensor.name: base64.b85decode(tensor.values) or tensor.start for tensor in record.tensors},
+        frozen=frozenset(tensor.name for tensor in record.tensors if not tensor.trained),
     )
 
 

@@ -25,7 +25,8 @@ Plain = Any
 """Plain data."""
 
 _DROPPED = frozenset({"device", "layout", "memory_format", "pin_memory"})
-_MOST_CONSTANTS = 2**16
+MOST_CONSTANTS = 2**16
+"""Numbers of a tensor that a record holds."""
 
 
 class CallEncoder:
@@ -103,7 +104,7 @@ class CallEncoder:
         if id(tensor) in self._state:
             return {"state": self._state[id(tensor)]}
         if id(tensor) not in self._numbers:
-            if tensor.numel() > _MOST_CONSTANTS:
+            if tensor.numel() > MOST_CONSTANTS:
                 raise ConfigError(
                     f"the network uses a tensor of shape {tuple(tensor.shape)} that is no parameter and no buffer of "
                     "it; register it with register_buffer"

@@ -11,14 +11,23 @@ import torch
 from torch import nn
 
 from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.recording.adapters import add_adapters
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
+from subfleet.elastic.recording.freezing import freeze_parameters
 from subfleet.elastic.recording.record import pack_record
 from subfleet.elastic.recording.recorder import record_module
+from subfleet.elastic.recording.tuning import EVERYTHING_TRAINED, Tuning
 from subfleet.protocol.errors import ConfigError
 
 
 def record_named(
-    name: str, arguments: Mapping[str, Any], input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = EVERYTHING
+    name: str,
+    arguments: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    *,
+    symbols: int = 0,
+    cuts: Cuts = EVERYTHING,
+    tuning: Tuning = EVERYTHING_TRAINED,
 ) -> Recorded:
     """Import a module, and record it. Files in the current folder can be imported.
 
@@ -28,19 +37,16 @@ def record_named(
         input_shape: shape of one sample.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
         cuts: what may be cut.
+        tuning: what training changes.
 
     Raises:
-        ConfigError: there is no such function, it fails, it returns no module, or the module cannot be recorded.
+        ConfigError: there is no such function, it fails, it returns no module, a pattern fits nothing in it, or it
+            cannot be recorded.
     """
-    build = _import(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # noqa: TID251 - the user's code draws; a repeated command must record the same network
-        try:
-            module = build(**arguments)
-        except Exception as error:  # whatever the user's code raises
-            raise ConfigError(f"{name}(...) with the arguments {dict(arguments)} fails: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"{name} returns {type(module).__name__}, but must return a torch.nn.Module")
+    module = _make(name, arguments)
+    if tuning.lora is not None:
+        add_adapters(module, tuning.lora)
+    freeze_parameters(module, tuning.freeze)
     return record_network(module, input_shape, symbols=symbols, cuts=cuts)
 
 
@@ -56,6 +62,19 @@ def record_network(
     return Recorded(
         input_shape=input_shape, class_count=record.class_count, recording=pack_record(record), symbols=symbols
     )
+
+
+def _make(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    build = _import(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # noqa: TID251 - the user's code draws; a repeated command must record the same network
+        try:
+            module = build(**arguments)
+        except Exception as error:  # whatever the user's code raises
+            raise ConfigError(f"{name}(...) with the arguments {dict(arguments)} fails: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{name} returns {type(module).__name__}, but must return a torch.nn.Module")
+    return module
 
 
 def _import(name: str) -> Any:

@@ -44,10 +44,11 @@ class RecordedTensor:
         name: in its state.
         shape: sizes, see `subfleet.elastic.recording.sizes`.
         parameter: whether it is a parameter; else a buffer of its state.
-        trained: whether training changes it, if it is a parameter.
+        trained: whether training changes it.
         role: see `subfleet.elastic.network.TensorDecl`.
         positions: number of places of a sample at which it is applied.
         start: mean and standard deviation of the values that the module begins with.
+        values: these values, encoded, if training does not change them and they are few; else empty.
     """
 
     name: str
@@ -57,6 +58,7 @@ class RecordedTensor:
     role: str
     positions: int
     start: tuple[float, float]
+    values: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

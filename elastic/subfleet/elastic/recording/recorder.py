@@ -15,7 +15,7 @@ from subfleet.elastic.recording.comparing import merge_records
 from subfleet.elastic.recording.copies import find_uncopied
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
-from subfleet.elastic.recording.encoding import CallEncoder, encode_tensor
+from subfleet.elastic.recording.encoding import MOST_CONSTANTS, CallEncoder, encode_tensor
 from subfleet.elastic.recording.record import (
     NetworkRecord,
     RecordedAxis,
@@ -135,15 +135,17 @@ def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str
     for name, tensor in runs.state.items():
         if name in runs.fixed:
             continue
+        trained = parameters[name].requires_grad if name in parameters else name in runs.training.changed
         tensors.append(
             RecordedTensor(
                 name=name,
                 shape=tuple(express(dim, names) for dim in runs.follower.dims_of(tensor)),
                 parameter=name in parameters,
-                trained=name in parameters and parameters[name].requires_grad,
+                trained=trained,
                 role=roles.get(name) or _guess_role(tensor, multiplied=name in positions),
                 positions=positions.get(name, 1),
                 start=_measure_start(tensor),
+                values="" if trained or tensor.numel() > MOST_CONSTANTS else encode_tensor(tensor.float())[-1],
             )
         )
     return tuple(tensors)

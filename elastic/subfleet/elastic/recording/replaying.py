@@ -48,7 +48,7 @@ class ReplayedModule(nn.Module):
             holder = self._add_layer(layer)
             shape = tuple(compute_size(size, sizes) for size in tensor.shape)
             values = torch.empty(tuple(map(int, shape)))
-            if tensor.parameter:
+            if tensor.parameter or not tensor.trained:  # what is frozen needs no output in programs
                 holder.register_parameter(own, nn.Parameter(values, requires_grad=tensor.trained))
             else:
                 holder.register_buffer(own, values)

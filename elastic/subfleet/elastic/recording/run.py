@@ -30,12 +30,14 @@ class ModuleRun:
         calls: the calls of functions that the result depends on or that change the module, in order.
         spans: the calls of each layer.
         products: the matrix products and convolutions of these calls, in order.
+        changed: names of the tensors of the module that the run changed, such as running statistics.
     """
 
     logits: Tensor
     calls: tuple[Call, ...]
     spans: tuple[LayerSpan, ...]
     products: tuple[Product, ...]
+    changed: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,7 +134,8 @@ def _initialise(module: nn.Module, inputs: Tensor) -> None:
 
 def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *, training: bool) -> ModuleRun:
     log, state = CallLog(follower=follower), [*module.parameters(), *module.buffers()]
-    with _unchanged(module, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
+    before = {name: tensor.detach().clone() for name, tensor in module.state_dict(keep_vars=True).items()}
+    with _unchanged(module, before, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
         stop_watching = log.watch(module)
         try:
             with LoggingMode(log), FollowingMode(follower):
@@ -145,6 +148,7 @@ def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *,
             ) from error
         finally:
             stop_watching()
+        changed = {name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])}
     logits = _find_logits(out)
     calls, spans = keep_live_calls(log.calls, log.spans, logits, state)
     return ModuleRun(
@@ -152,6 +156,7 @@ def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *,
         calls=calls,
         spans=spans,
         products=tuple(product for call in calls for product in call.products),
+        changed=frozenset(changed),
     )
 
 
@@ -208,12 +213,18 @@ def keep_joined_whole(follower: DimensionFollower) -> None:
 
 
 @contextmanager
-def _unchanged(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the mode of all layers; restore modes, tensors and counters at the end."""
+def _unchanged(module: nn.Module, before: Mapping[str, Tensor], *, training: bool) -> Iterator[None]:
+    """Set the mode of all layers; restore modes, tensors and counters at the end.
+
+    Layers with frozen parameters alone are in evaluation: their statistics are frozen, too.
+    """
     modes = {layer: layer.training for layer in module.modules()}
     counters = {layer: layer.num_batches_tracked for layer in module.modules() if isinstance(layer, _BatchNorm)}
-    before = {name: tensor.detach().clone() for name, tensor in module.state_dict(keep_vars=True).items()}
     module.train(training)
+    for layer in module.modules():
+        own = list(layer.parameters(recurse=False))
+        if own and not any(parameter.requires_grad for parameter in own):
+            layer.training = False
     for norm in counters:
         norm.num_batches_tracked = None  # otherwise the layer works as before
     try:

@@ -28,7 +28,7 @@ from subfleet.protocol.bounds import checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory_plan import MemoryPlan
-from subfleet.protocol.programs import Program, ProgramManifest
+from subfleet.protocol.programs import Program, ProgramManifest, Role
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
@@ -38,6 +38,7 @@ from subfleet.protocol.transform import DataTransform
 
 TARGET = "torch"
 _MAX_BODY_BYTES = 2**20
+_TENSORS: frozenset[Role] = frozenset({"parameter", "buffer", "frozen"})
 _MAX_BLOCKS = 2**12
 _MAX_SIZE = 2**24
 _MODEL = "model"
@@ -139,7 +140,7 @@ def read_torch_request(program: Program) -> ProgramRequest:
     request = from_plain(request_type, plain, where="the program")
     _check_shapes(
         TorchModel(model=request.model, architecture=request.architecture),
-        {value.tensor: value.shape for value in program.manifest.inputs if value.role in ("parameter", "buffer")},
+        {value.tensor: value.shape for value in program.manifest.inputs if value.role in _TENSORS},
     )
     return request
 

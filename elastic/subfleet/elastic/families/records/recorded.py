@@ -52,21 +52,36 @@ class Recorded:
         return "batch" if "mean" in roles else "layer" if "gain" in roles else "none"
 
     @property
+    def frozen(self) -> tuple[str, ...]:
+        """See `subfleet.elastic.explicit.ExplicitFamily`."""
+        return tuple(tensor.name for tensor in unpack_record(self.recording).tensors if not tensor.trained)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """See `subfleet.elastic.explicit.ExplicitFamily`."""
+        tensors = unpack_record(self.recording).tensors
+        return tuple(tensor.name for tensor in tensors if not tensor.trained and not tensor.values)
+
+    @property
     def hindrance(self) -> str:
-        """Why the network cannot grow; see `subfleet.elastic.resizable.Resizable`."""
+        """See `subfleet.elastic.explicit.ExplicitFamily`."""
         record = unpack_record(self.recording)
         if not record.training.blocks:
             return "has no residual blocks"
+        if any(
+            not tensor.trained and any(not isinstance(size, int) for size in tensor.shape) for tensor in record.tensors
+        ):
+            return "keeps some of its tensors as they are, which cannot grow"
         return "reads several outputs one after another, which cannot grow by copies" if record.sums else ""
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "Recorded":
-        """See `subfleet.elastic.resizable.Resizable`."""
+        """See `subfleet.elastic.explicit.ExplicitFamily`."""
         from subfleet.elastic.recording.growing import resize_record
 
         return replace(self, recording=pack_record(resize_record(unpack_record(self.recording), sizes)))
 
     def with_copy(self, block: str) -> tuple["Recorded", str]:
-        """See `subfleet.elastic.resizable.Resizable`."""
+        """See `subfleet.elastic.explicit.ExplicitFamily`."""
         from subfleet.elastic.recording.growing import copy_block
 
         record, name = copy_block(unpack_record(self.recording), block)

@@ -1,0 +1,33 @@
+"""Settings that list the axes, blocks and tensors of a network themselves, such as those of a recorded module."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class ExplicitFamily(Protocol):
+    """The settings of a network that list all its parts.
+
+    Attributes:
+        frozen: names of the tensors that training leaves as they are.
+        awaited: names of the frozen tensors whose values must be given, because they are not in the settings.
+        hindrance: why the network cannot grow block by block, such as "has no residual blocks"; empty if it can.
+    """
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """See above."""
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """See above."""
+
+    @property
+    def hindrance(self) -> str:
+        """See above."""
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> Any:
+        """The settings with other sizes of axes, by name."""
+
+    def with_copy(self, block: str) -> tuple[Any, str]:
+        """The settings with a copy of a skippable block right after it, and the name of the copy."""
