@@ -9,8 +9,9 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.recording.cuts import Cuts
 from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.recording.record import unpack_record
+from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix, Roll
 
 
 def make_blocks() -> nn.Module:
@@ -80,6 +81,19 @@ def test_channels_are_cut_in_groups_where_their_number_is_a_multiple() -> None:
     module = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3))
     network = network_of(record_network(module, (4,), cuts=Cuts(granularity=4)))
     assert {name: axis.granularity for name, axis in network.axes.items()} == {"0": 4, "2": 1, "class": 1}
+
+
+def test_no_axis_keeps_fewer_channels_than_the_settings_say() -> None:
+    module = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3))
+    network = network_of(record_network(module, (4,), cuts=Cuts(granularity=4, min_width=7)))
+    assert {name: axis.least for name, axis in network.axes.items()} == {"0": 7, "2": 6, "class": 1}
+    smallest, *_ = uniform_space(network, (0.1, 0.5, 1.0))
+    assert smallest.axes == (("0", Prefix(size=8)),), "whole groups, and all of an axis with fewer channels"
+    sizes = {dict(own.axes)["0"] for gene in search_space(network).genes for own in gene.options if own.axes}
+    assert sizes == {Prefix(size=8)}
+    for kept in (Prefix(size=4), Roll(start=4, size=4), Explicit(indices=(0, 1, 2, 3))):
+        with pytest.raises(ConfigError, match="a submodel keeps 4 of axis '0', but must keep 7 or more"):
+            network.check(Architecture(axes=(("0", kept),)))
 
 
 @pytest.mark.parametrize(

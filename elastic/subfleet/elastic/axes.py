@@ -26,6 +26,7 @@ class Axis:
             stays whole and in the order of the labels.
         granularity: size of the aligned groups of indices that are kept or dropped together; for a kernel, the step
             between sizes.
+        least: the fewest indices that a submodel keeps.
         copied: whether a network may grow by copies of its indices: each tensor either computes or reads them, and
             nothing else combines them.
     """
@@ -34,6 +35,7 @@ class Axis:
     size: int
     kind: AxisKind
     granularity: int = 1
+    least: int = 1
     copied: bool = True
 
 
@@ -142,7 +144,8 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
     """Check that an axis can be cut to an index set.
 
     Raises:
-        ConfigError: the axis lacks some of the indices, they split a group, or its kind does not allow this cut.
+        ConfigError: the axis lacks some of the indices, they are too few or split a group, or its kind does not allow
+            this cut.
     """
     # Check before listing the indices: there may be very many.
     if isinstance(index_set, Prefix | Roll | Centre) and index_set.size > axis.size:
@@ -150,6 +153,10 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
     if axis.kind == "kernel" or isinstance(index_set, Centre):
         _check_centre(axis, index_set)
         return
+    if isinstance(index_set, Prefix | Roll) and index_set.size < axis.least:
+        raise ConfigError(
+            f"a submodel keeps {index_set.size} of axis {axis.name!r}, but must keep {axis.least} or more"
+        )
     if isinstance(index_set, Prefix) and index_set.size % axis.granularity == 0 and axis.kind != "class":
         return  # the common case: searches check thousands of these
     beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
@@ -158,6 +165,8 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
         raise ConfigError(f"a submodel keeps indices of axis {axis.name!r} beyond its size {axis.size}")
     if axis.kind == "class" and list(indices) != list(range(axis.size)):
         raise ConfigError(f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
+    if len(indices) < axis.least:
+        raise ConfigError(f"a submodel keeps {len(indices)} of axis {axis.name!r}, but must keep {axis.least} or more")
     step = axis.granularity
     for first in range(0, len(indices), step):
         # A group may be permuted inside: its members are normalised together in any order.

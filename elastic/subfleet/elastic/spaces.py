@@ -26,11 +26,11 @@ _SCALED: frozenset[AxisKind] = frozenset({"channel", "squeeze", "head_dim", "ffn
 def uniform_space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """Every width rate with every depth: nested prefixes of all scaled axes, and the first blocks of each section.
 
-    An axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates with the same widths give one submodel,
-    named after the largest rate. A name such as "w1/2 d2-1" contains the rate and the number of blocks of each section,
-    including those that are always kept. If the sections have more than 256 combinations of depths, all shrink alike:
-    the k-th depth keeps the same fraction of each section's blocks. If a block with different input and output axes is
-    left out, both axes keep the size of the shorter.
+    An axis keeps `ceil(rate * size)` indices, rounded up to whole groups, or its fewest. Rates with the same widths
+    give one submodel, named after the largest rate. A name such as "w1/2 d2-1" contains the rate and the number of
+    blocks of each section, including those that are always kept. If the sections have more than 256 combinations of
+    depths, all shrink alike: the k-th depth keeps the same fraction of each section's blocks. If a block with different
+    input and output axes is left out, both axes keep the size of the shorter.
 
     Args:
         network: the network.
@@ -95,7 +95,8 @@ def _list_depths(network: Network, rate: Fraction) -> Iterator[Architecture]:
 
 
 def _scaled_size(axis: Axis, rate: Fraction) -> int:
-    return min(axis.size, math.ceil(rate * axis.size / axis.granularity) * axis.granularity)
+    least = max(rate * axis.size, Fraction(axis.least))
+    return min(axis.size, math.ceil(least / axis.granularity) * axis.granularity)
 
 
 Genes = tuple[int, ...]

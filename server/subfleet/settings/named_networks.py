@@ -46,6 +46,7 @@ class ModuleSettings:
         keep: patterns of axes that stay whole.
         blocks: patterns of the blocks that a submodel can leave out.
         granularity: size of the groups of channels that are kept or dropped together.
+        min_width: the fewest channels that a submodel keeps of an axis.
         freeze: patterns of layers or parameters that training leaves as they are.
         lora: adapters, which are trained in place of everything else; None trains the module itself.
     """
@@ -56,6 +57,7 @@ class ModuleSettings:
     keep: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ("*",)
     granularity: int = 1
+    min_width: int = 1
     freeze: tuple[str, ...] = ()
     lora: LoraSettings | None = None
 
@@ -75,7 +77,7 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
     arguments = table.get("arguments", {})
     if not isinstance(arguments, dict):
         raise ConfigError(f"arguments is {arguments!r:.80}, but must be a table of named arguments")
-    cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity)
+    cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity, min_width=chosen.min_width)
     tuning = Tuning(freeze=chosen.freeze, lora=chosen.lora)
     recorded = record_named(
         chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols, cuts=cuts, tuning=tuning

@@ -52,7 +52,14 @@ def recorded_blueprint(record: NetworkRecord, *, symbols: int) -> Blueprint:
 def _list_axes(record: NetworkRecord) -> Iterator[Axis]:
     for axis in record.axes:
         kind: Any = axis.kind
-        yield Axis(name=axis.name, size=axis.size, kind=kind, granularity=axis.granularity, copied=axis.copied)
+        yield Axis(
+            name=axis.name,
+            size=axis.size,
+            kind=kind,
+            granularity=axis.granularity,
+            least=axis.least,
+            copied=axis.copied,
+        )
 
 
 def _build(record: NetworkRecord, sizes: Sizes) -> nn.Module:

@@ -22,11 +22,13 @@ class Cuts:
         blocks: patterns of the blocks that a submodel can leave out.
         granularity: size of the aligned groups of channels that are kept or dropped together, in axes whose size it
             divides.
+        min_width: the fewest channels that a submodel keeps of an axis; all of one with fewer.
     """
 
     keep: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ("*",)
     granularity: Positive = 1
+    min_width: Positive = 1
 
     def keep_axes(self, names: Mapping[Leaf, str]) -> None:
         """Keep axes whole.
@@ -56,6 +58,10 @@ class Cuts:
     def choose_granularity(self, leaf: Leaf) -> int:
         """The granularity of an axis."""
         return 1 if leaf.kind or leaf.size % self.granularity else self.granularity
+
+    def choose_least(self, leaf: Leaf) -> int:
+        """The fewest indices of an axis that a submodel keeps."""
+        return 1 if leaf.kind else min(leaf.size, self.min_width)
 
 
 EVERYTHING = Cuts()

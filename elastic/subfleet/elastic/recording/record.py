@@ -25,6 +25,7 @@ class RecordedAxis:
         mixed: whether an operator combines its indices, such as a norm: then a submodel computes something else than
             the whole network with zeros in place of the removed indices.
         granularity: size of the groups of indices that are kept or dropped together.
+        least: the fewest indices that a submodel keeps.
         copied: as in `subfleet.elastic.axes.Axis`.
     """
 
@@ -33,6 +34,7 @@ class RecordedAxis:
     kind: str
     mixed: bool
     granularity: int
+    least: int
     copied: bool
 
 

@@ -94,6 +94,7 @@ def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
                 kind=leaf.kind or "channel",
                 mixed=name in mixed,
                 granularity=cuts.choose_granularity(leaf),
+                least=cuts.choose_least(leaf),
                 copied=name not in uncopied,
             )
             for leaf, name in axes.items()
