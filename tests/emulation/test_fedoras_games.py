@@ -9,7 +9,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from matrices import mostly_long
 
 from subfleet.cli.run_networks import load_network, write_path
 from subfleet.elastic.building import build_module, network_of
@@ -94,7 +93,8 @@ OPERATORS = ["conv1", "mbconv1_double", "mbconv3", "identity"]
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("scoring", mostly_long(["server", "devices"], "devices"))
+@pytest.mark.long
+@pytest.mark.parametrize("scoring", ["server", "devices"])
 def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     scoring: str, cache: CacheFolder, tmp_path: Path
 ) -> None:

@@ -83,7 +83,6 @@ QUANTISED = [
         QUANTISED,
         ("mlp", "onnx", "dynamic"),
         ("resnet", "onnx", "static"),
-        ("resnet", "executorch", "static"),
     ),
 )
 def test_a_quantised_model_is_smaller_and_nearly_as_good_and_keeps_the_names_of_classes(

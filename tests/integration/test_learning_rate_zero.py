@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matrices import mostly_long
 from safetensors.torch import load_file
 
 from subfleet.elastic.building import init_state, network_of
@@ -47,7 +46,8 @@ def exports(cache: CacheFolder) -> Iterator[ExportPool]:
         yield pool
 
 
-@pytest.mark.parametrize("family", mostly_long(MODELS, "mlp"))
+@pytest.mark.long
+@pytest.mark.parametrize("family", MODELS)
 def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: ExportPool, tmp_path: Path) -> None:
     full = read_run("quickstart")
     experiment = dataclasses.replace(

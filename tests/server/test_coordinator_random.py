@@ -397,4 +397,4 @@ def test_random_events_keep_the_invariants(name: str) -> None:
     class FleetOfMethod(Fleet):
         every_context = build_contexts(VARIANTS[name])
 
-    run_state_machine_as_test(FleetOfMethod, settings=examples(6, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(FleetOfMethod, settings=examples(4, stateful_step_count=50, deadline=None))
