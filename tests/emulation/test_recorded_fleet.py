@@ -1,10 +1,12 @@
 """A fleet of unequal devices trains a module of one's own, whose trained weights load back into it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from elastic.recorded_cases import Residual
 from emulation.batch_cases import client, config, part
 from matrices import mostly_long
 from safetensors.torch import load
@@ -23,8 +25,10 @@ from subfleet.emulation.method_checks import check_method
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import ClientRow
 from subfleet.methods import METHODS
+from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.training import TrainingSettings
+from subfleet.settings.named_networks import declare_network
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -130,6 +134,48 @@ def test_a_module_grows_while_it_is_trained(exports: ExportPool) -> None:
     assert [block.name for block in deeper.blocks] == ["1.0", "1.2", "1.1", "1.3", "3.0", "3.2", "3.1", "3.3"]
     trained = {row.architecture for record in result.rounds for row in record.clients if row.status == "aggregated"}
     assert any(architecture.startswith("m1") for architecture in trained)
+
+
+class Sized(nn.Module):
+    """A network of any width and depth."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.blocks = nn.Sequential(*(Residual(width) for _ in range(depth)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(torch.relu(self.norm(self.stem(images)))).mean((2, 3)))
+        return logits
+
+
+def test_devices_bring_modules_of_their_own_sizes(exports: ExportPool) -> None:
+    """FedADP trains each in a union, which has the width of one and the depth of another."""
+    networks = {
+        "narrow": record_network(Sized(8, 2), (1, 8, 8)),
+        "wide": record_network(Sized(16, 1), (1, 8, 8)),
+        "model": record_network(Sized(4, 1), (1, 8, 8)),
+    }
+    run = config(
+        model=networks["model"], networks=networks, targets=("torch",), method=FedADP(choice="declared"), rounds=2,
+        communication_s=4.0,
+    )  # fmt: skip
+    devices = tuple(
+        replace(device, profile=replace(device.profile, network=declare_network(networks[name], networks)))
+        for index, name in enumerate(("narrow", "wide", "narrow"))
+        for device in [client(f"{name}-{index}", index, 10**8, runtime="torch")]
+    )
+    result = run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports)
+    (union,) = (record.lineage for record in result.result.networks if record.lineage.living)
+    network = network_of(union.config)
+    assert {block.name for block in network.blocks} == {"blocks.0", "blocks.1"}
+    assert network.axes["stem"].size == 16
+    parameters = {row.client_id: row.parameters for row in result.rounds[-1].clients if row.status == "aggregated"}
+    assert parameters == {
+        f"{name}-{index}": network_of(networks[name]).parameter_count(network_of(networks[name]).full_architecture())
+        for index, name in enumerate(("narrow", "wide", "narrow"))
+    }
 
 
 def test_adapters_are_trained_and_sent_alone(exports: ExportPool) -> None:

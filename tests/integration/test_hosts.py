@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrices import mostly_long
 
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
 from subfleet.emulation.hosting import open_host
@@ -36,12 +37,7 @@ type = "fedavg"
 model = "smallest"
 
 [model]
-family = "mlp"
-input_shape = [1, 8, 8]
-class_count = 10
-widths = [32]
-depths = [1]
-group_size = 4
+{model}
 
 [training]
 epochs = 4
@@ -70,6 +66,43 @@ id = "bob"
 profile = "laptop"
 log = "laptop"
 """
+CODE = """
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width)
+        self.last = nn.Conv2d(2 * width, width, 1)
+
+    def forward(self, images):
+        return images + self.last(self.norm(self.first(images)).relu())
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), Block(16), nn.MaxPool2d(2), Block(16), nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(), nn.Linear(16, 10),
+        )
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 24), nn.Linear(24, 10)
+        layer = nn.TransformerEncoderLayer(24, 3, 32, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images):
+        return self.head(self.encoder(self.embed(images.flatten(1, 2))).mean(1))
+"""
+MODELS = {
+    "family": 'family = "mlp"\ninput_shape = [1, 8, 8]\nclass_count = 10\nwidths = [32]\ndepths = [1]\ngroup_size = 4',
+    "convolutions": 'module = "nets_of_hosts:Convolutions"\ninput_shape = [1, 8, 8]',
+    "transformer": 'module = "nets_of_hosts:Transformer"\ninput_shape = [1, 8, 8]',
+}
 WORKING = {"data", "devices", "logs", "output", "profiles", "server"}
 """Working folders of a host, with which it can resume a run; a batch never does."""
 EMULATED: tuple[HostKind, ...] = ("processes", "batch")
@@ -88,16 +121,24 @@ class _Rounds(Unobserved):
         self.records.append(record)
 
 
+@pytest.fixture(scope="module", params=mostly_long(MODELS, "family"))
+def model(request: pytest.FixtureRequest) -> str:
+    return MODELS[request.param]
+
+
 @pytest.fixture(scope="module")
-def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base_folder(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hosts")
 
 
 @pytest.fixture(scope="module")
-def run(base_folder: Path) -> Run:
+def run(model: str, base_folder: Path) -> Run:
     path = base_folder / "small.toml"
-    path.write_text(FILE, encoding="utf-8")
-    return read_run(str(path), ())
+    path.write_text(FILE.format(model=model), encoding="utf-8")
+    (base_folder / "nets_of_hosts.py").write_text(CODE, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base_folder)  # the code is imported here, and nowhere else
+        return read_run(str(path), ())
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +267,8 @@ def test_the_accuracy_is_that_of_the_models_that_devices_are_given(
     """A runtime evaluates each of them; the accuracy is not that of the whole network, which no device trained."""
     summaries = {kind: _read_summary(base_folder / kind) for kind in reports}
     for summary in summaries.values():
-        assert summary["model"]["description"] == "submodel w1/2 d1, the largest that devices have trained"
+        assert summary["model"]["description"].startswith("submodel w1/2 d1")
+        assert summary["model"]["description"].endswith(", the largest that devices have trained")
         assert [model["accuracy"] for model in summary["models"]] == pytest.approx([summary["accuracy"]] * 2, abs=0.011)
     assert summaries["processes"]["accuracy"] == summaries["batch"]["accuracy"], "the same bits on both hosts"
 

@@ -20,6 +20,7 @@ from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.rounds.state import RunState
 from subfleet.serving.loading import load_model
 from subfleet.serving.run_context import create_context
+from subfleet.settings.named_networks import declare_network, find_client_network
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 
@@ -182,6 +183,9 @@ def test_a_frozen_part_begins_with_given_weights(folder: Path) -> None:
     run = read_run(write(folder, _WIDE + 'freeze = ["1"]\nweights = "trained.safetensors"'))
     assert isinstance(run.model, Recorded)
     assert run.model.frozen == ("1.weight", "1.bias")
+    whole = create_context(run, "r").first.candidates[-1]
+    assert whole.weight_bytes == 4 * (65 * 1100 + 1101 * 10)
+    assert whole.update_bytes == 4 * 1101 * 10, "links need not carry up what is frozen"
     with pytest.raises(
         ConfigError, match=r"method 'fedfa' scales or maps every weight .* leaves 2 tensors as they are"
     ):
@@ -213,3 +217,51 @@ def test_wrong_fine_tuning_is_refused(folder: Path, model: str, message: str) ->
     save_module(folder)
     with pytest.raises(ConfigError, match=message):
         read_run(write(folder, _WIDE + model))
+
+
+_NETWORKS = """
+[networks.narrow]
+module = "code_of_a_test:build"
+arguments = { width = 4 }
+
+[networks.plain]
+family = "mlp"
+widths = [8]
+depths = [1]
+"""
+
+
+def test_devices_declare_modules_by_name(folder: Path) -> None:
+    path = write(folder, _NAMED + "input_shape = [1, 8, 8]")
+    path.write_text(path.read_text() + _NETWORKS)
+    run = read_run(
+        path, ["fleet.devices=[{ id = 'ada', log = 'laptop', network = { name = 'narrow' } }]", "min_clients=1"]
+    )
+    (device,) = run.fleet.devices
+    assert device.network == run.networks["narrow"]
+    text = declare_network(run.networks["narrow"], run.networks)
+    assert text == '{"name":"narrow"}'
+    assert find_client_network(text, run.model, run.networks) == run.networks["narrow"]
+    plain = declare_network(replace(run.networks["plain"], group_size=2), run.networks)
+    assert find_client_network(plain, run.model, run.networks).TYPE == "mlp", "by its settings"
+    assert from_plain(Run, parse_json(canonical_json(run), max_bytes=2**20), "run") == run
+
+
+def test_an_unknown_name_is_refused(folder: Path) -> None:
+    path = write(folder, _NAMED + "input_shape = [1, 8, 8]")
+    path.write_text(path.read_text() + _NETWORKS)
+    with pytest.raises(ConfigError, match=r"network has the name 'wide', but the run has the networks \['narrow', 'pl"):
+        read_run(path, ["fleet.devices=[{ id = 'ada', network = { name = 'wide' } }]", "min_clients=1"])
+
+
+def test_what_a_device_declares_runs_no_code(folder: Path) -> None:
+    """Neither code that it names, nor the calls of a record that it sends."""
+    path = write(folder, _NAMED + "input_shape = [1, 8, 8]\narguments = { width = 2 }")
+    run = read_run(path)
+    sys.modules.pop("code_of_a_test")
+    for text in ('{"module":"code_of_a_test:build","input_shape":[1,8,8]}', '{"name":"narrow"}'):
+        with pytest.raises(ConfigError):
+            find_client_network(text, run.model, run.networks)
+    assert "code_of_a_test" not in sys.modules
+    with pytest.raises(ConfigError, match="is a recorded module, but these are declared by the name"):
+        find_client_network(canonical_json(run.model).decode(), run.model, run.networks)

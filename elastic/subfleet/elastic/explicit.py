@@ -1,6 +1,6 @@
 """Settings that list the axes, blocks and tensors of a network themselves, such as those of a recorded module."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -31,3 +31,10 @@ class ExplicitFamily(Protocol):
 
     def with_copy(self, block: str) -> tuple[Any, str]:
         """The settings with a copy of a skippable block right after it, and the name of the copy."""
+
+    def united_with(self, others: Sequence[Any]) -> Any:
+        """The settings of the smallest network that has this one and others as submodels.
+
+        Raises:
+            ConfigError: there is none.
+        """

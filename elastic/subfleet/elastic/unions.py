@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from subfleet.elastic.building import network_of
+from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families.records.blocks import (
     OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
@@ -47,6 +48,8 @@ def unite_families(families: Sequence[Family]) -> Family:
     kinds = sorted({family.TYPE for family in families})
     if len(kinds) > 1:
         raise ConfigError(f"networks of the families {', '.join(kinds)} have no union; use networks of one family")
+    if isinstance(first, ExplicitFamily):
+        return _check_parts_of(first.united_with(families[1:]), families)
     differing = [field.name for field in fields(first) if len({getattr(own, field.name) for own in families}) > 1]
     settings = {
         name: _largest(name, [_resolve_setting(family, name) for family in families])
@@ -55,7 +58,11 @@ def unite_families(families: Sequence[Family]) -> Family:
     }
     if _OF_BLOCKS.intersection(differing):
         settings |= _unite_blocks(families)
-    union = replace(first, **settings)
+    return _check_parts_of(replace(first, **settings), families)
+
+
+def _check_parts_of(union: Family, families: Sequence[Family]) -> Family:
+    """The union if every network is a submodel of it."""
     network = network_of(union)
     for family in families:
         size_in(network, network_of(family))

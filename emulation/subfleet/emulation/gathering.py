@@ -14,8 +14,8 @@ from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import canonical_json
 from subfleet.settings.fleet import Attack, DeviceSettings
+from subfleet.settings.named_networks import declare_network
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import DataForm, Dataset, read_dataset
@@ -137,7 +137,7 @@ def _build_device(run: Run, settings: DeviceSettings, drawn: PopulationDevice, d
     if settings.architecture is not None:
         profile = replace(profile, architecture=settings.architecture, network="")
     if settings.network is not None:
-        profile = replace(profile, architecture=None, network=canonical_json(settings.network).decode())
+        profile = replace(profile, architecture=None, network=declare_network(settings.network, run.networks))
     if settings.disk_limit:
         profile = replace(profile, disk_limit=settings.disk_limit)
     train, test = _hold_out(data, run.data.held_out, f"{run.seed}/{settings.id}")

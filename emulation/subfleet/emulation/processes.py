@@ -20,6 +20,7 @@ from subfleet.reporting.run_figures import compute_figures
 from subfleet.serving.deployment import serve_run
 from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.settings.fleet import DeviceSettings
+from subfleet.settings.named_networks import declare_network
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
 
@@ -87,7 +88,9 @@ def run_processes(
 def _build_command(
     device: DeviceSettings, broker: BrokerAddress, files: Files, folder: Path, run: Run
 ) -> ClientCommand:
-    declared = device.network or device.architecture
+    declares = "" if device.architecture is None else canonical_json(device.architecture).decode()
+    if device.network is not None:
+        declares = declare_network(device.network, run.networks)
     return ClientCommand(
         client_id=device.id,
         broker=broker,
@@ -97,7 +100,7 @@ def _build_command(
         log=files.logs[device.id],
         state=_state_folder(folder, device.id),
         runtime=device.runtime,
-        declares="" if declared is None else canonical_json(declared).decode(),
+        declares=declares,
         held_out=files.held_out.get(device.id),
     )
 

@@ -21,7 +21,7 @@ from subfleet.rounds.judging import Verdict, reply
 from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.search.candidates import build_budget, limit_forward_macs
-from subfleet.settings.named_networks import parse_client_network
+from subfleet.settings.named_networks import find_client_network
 from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
 
@@ -188,7 +188,7 @@ def remember_network(state: RunState, client: ClientState) -> RunState:
 
 def _judge_network(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
     try:
-        network = parse_client_network(text, context.config.model)
+        network = find_client_network(text, context.config.model, context.config.networks)
     except ConfigError as error:
         reason = make_printable(f"its declared network is invalid: {error}")[:MOST_CHARACTERS]
         return Declaration(problem="no_network", reason=reason)

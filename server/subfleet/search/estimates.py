@@ -7,7 +7,7 @@ from types import MappingProxyType
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
-from subfleet.elastic.update_form import update_bytes
+from subfleet.elastic.update_form import list_frozen, update_bytes
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.search.candidates import Candidate
@@ -43,12 +43,13 @@ class Estimates:
         self.network.check(architecture)
         ((parameters, forward_macs),) = self.costs.of([architecture])
         weight_bytes, codec = _FLOAT_BYTES * parameters, self.codec
+        sends_all = codec == Uncompressed() and not list_frozen(self.network)
         return Candidate(
             architecture=architecture,
             parameters=parameters,
             forward_macs=forward_macs,
             weight_bytes=weight_bytes,
-            update_bytes=weight_bytes if codec == Uncompressed() else update_bytes(self.network, architecture, codec),
+            update_bytes=weight_bytes if sends_all else update_bytes(self.network, architecture, codec),
             training_memory_bytes=self.memory(architecture),
         )
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, cast
 
+from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
 from subfleet.elastic.network import Family
 from subfleet.elastic.recording.tuning import LoraSettings, Tuning
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.schema import from_plain, parse_json, read_plain, to_plain
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json, read_plain, to_plain
 
 _MAX_CHARACTERS = 4096
 _MAX_NUMBER = 65_536
@@ -107,9 +108,31 @@ def complete_network(table: Mapping[str, Any], model: Mapping[str, Any]) -> dict
     return expand_preset(whole) if "preset" in whole else whole
 
 
+def declare_network(network: Family, named: Mapping[str, Family]) -> str:
+    """A network as a client declares it: by the name that the run's file gives it, or else by its settings."""
+    name = next((own for own, known in named.items() if known == network), None)
+    return canonical_json(network if name is None else {"name": name}).decode()
+
+
+def find_client_network(text: str, model: Family, named: Mapping[str, AnyFamily]) -> AnyFamily:
+    """The network that a client declares.
+
+    Args:
+        text: a JSON object with the keys of `[model]`, or with the `name` of one of the run's `[networks]`.
+        model: of the run; inputs and classes must agree.
+        named: the run's `[networks]`.
+
+    Raises:
+        ConfigError: it is not a network, has other inputs or classes, or is too large.
+    """
+    return next(
+        (network for name, network in named.items() if canonical_json({"name": name}).decode() == text), None
+    ) or parse_client_network(text, model)
+
+
 @lru_cache(maxsize=2**12)  # every heartbeat of a client repeats it
 def parse_client_network(text: str, model: Family) -> AnyFamily:
-    """The network that a client declares. Its numbers are checked before anything is built.
+    """The network whose settings a client declares. Its numbers are checked before anything is built.
 
     Args:
         text: a JSON object with the keys of `[model]`.
@@ -128,6 +151,11 @@ def parse_client_network(text: str, model: Family) -> AnyFamily:
         family: AnyFamily = from_plain(cast("Any", AnyFamily), plain, "a client's network")
     except ProtocolError as error:
         raise ConfigError(str(error)) from error
+    if isinstance(family, ExplicitFamily):  # its calls would run here, with sizes that a client chooses
+        raise ConfigError(
+            "a client's network is a recorded module, but these are declared by the name of one of the run's "
+            '[networks], such as {"name": "small"}'
+        )
     if sum(family.depths) > _MAX_BLOCKS:
         raise ConfigError(f"a client's network has {sum(family.depths)} blocks, but may have at most {_MAX_BLOCKS}")
     for key in _SIDES:

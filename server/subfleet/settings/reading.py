@@ -72,7 +72,10 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
     plain = _read(name_or_path, what)
     for keys, value in map(parse_override, overrides):
         plain = apply_override(plain, keys, value)
-    return tuple(validate(Run, _complete_devices(_complete_model(run)), what) for run in expand_sweeps(plain, seeds))
+    return tuple(
+        validate(Run, _complete_devices(_complete_networks(_complete_model(run))), what)
+        for run in expand_sweeps(plain, seeds)
+    )
 
 
 def _read(name_or_path: str | Path, what: str, visited: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -140,13 +143,48 @@ def _complete_devices(plain: dict[str, Any]) -> dict[str, Any]:
     devices = fleet.get("devices") if isinstance(fleet, dict) else None
     if not isinstance(fleet, dict) or not isinstance(model, dict) or not isinstance(devices, list):
         return plain
-    return {**plain, "fleet": {**fleet, "devices": [_complete_device(device, model) for device in devices]}}
+    named = plain.get("networks", {})
+    return {**plain, "fleet": {**fleet, "devices": [_complete_device(device, model, named) for device in devices]}}
 
 
-def _complete_device(device: Any, model: dict[str, Any]) -> Any:
+def _complete_device(device: Any, model: dict[str, Any], named: dict[str, Any]) -> Any:
     if not isinstance(device, dict) or not isinstance(device.get("network"), dict):
         return device
+    own = device["network"]
+    return {**device, "network": _find_named(own, named) if "name" in own else _complete_network(own, model)}
+
+
+def _find_named(own: dict[str, Any], named: dict[str, Any]) -> Any:
+    name = own["name"]
+    if name in named and len(own) == 1:
+        return named[name]
+    return InvalidError.of(
+        ConfigError(
+            f"network has the name {name!r:.80}, but the run has the networks {sorted(named)}; name one of these"
+        )
+    )
+
+
+def _complete_networks(plain: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the named networks completed by inputs and classes of the model."""
+    model, named = plain.get("model"), plain.get("networks")
+    if not isinstance(model, dict) or not isinstance(named, dict):
+        return plain
+    tables = {
+        name: _complete_named(table, model) if isinstance(table, dict) else table for name, table in named.items()
+    }
+    return {**plain, "networks": tables}
+
+
+def _complete_named(table: dict[str, Any], model: dict[str, Any]) -> Any:
+    """A named network, which may be a module: the run's file alone makes code run."""
+    if "module" not in table:
+        return _complete_network(table, model)
+    return _record_model({"input_shape": model.get("input_shape"), **table})
+
+
+def _complete_network(table: dict[str, Any], model: dict[str, Any]) -> Any:
     try:
-        return {**device, "network": complete_network(device["network"], model)}
+        return complete_network(table, model)
     except ConfigError as error:
-        return {**device, "network": InvalidError.of(error)}
+        return InvalidError.of(error)

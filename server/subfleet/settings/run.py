@@ -57,6 +57,7 @@ class Run:
         model_of: a network of another run that replaces `model`; None once it has, see
             `subfleet.settings.stored_networks`.
         first_weights: initial weights; None draws them from the seed.
+        networks: by name, networks that devices may declare as their own.
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: the federated method with its parameters.
@@ -147,6 +148,7 @@ class Run:
     device: Literal["cpu", "cuda"] = "cpu"
     model_of: ModelOf | None = field(default=None, metadata=CHANGEABLE)
     first_weights: FirstWeights | None = field(default=None, metadata=ADDED_LATER)
+    networks: dict[str, AnyFamily] = field(default_factory=dict, metadata=ADDED_LATER)
 
     def emulated_devices(self) -> tuple[DeviceSettings, ...]:
         """The devices of an emulated fleet, with repeated devices expanded.

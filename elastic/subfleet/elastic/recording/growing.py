@@ -7,12 +7,11 @@ from itertools import chain, count, groupby
 from typing import Any, TypeVar
 
 from subfleet.elastic.axes import add_sums
+from subfleet.elastic.recording.inserting import Changes, Place, insert_block
 from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan, RecordedTensor
 from subfleet.elastic.recording.sizes import compute_size
 
 _Item = TypeVar("_Item")
-_Changes = Mapping[str, Callable[[Any], Any]]
-"""What becomes of encoded values of some kinds, see `subfleet.elastic.recording.encoding`."""
 
 
 def resize_record(record: NetworkRecord, sizes: Mapping[str, int]) -> NetworkRecord:
@@ -112,63 +111,10 @@ class _Renaming:
 
 def _copy_calls(plan: RecordedPlan, renaming: _Renaming) -> RecordedPlan:
     """The calls with those of the block once more; what reads its result reads the copy's."""
-    start, stop, source, out = plan.blocks[renaming.block]
-    fresh = count(1 + max(number for call in plan.calls for number in _list_numbers(call)))
-    numbers = {source: out}
-    for call in plan.calls[start:stop]:
-        for number in _list_numbers(call):
-            if number not in numbers:
-                numbers[number] = next(fresh)
-    given = numbers[out]
-    changes: _Changes = {"value": lambda own: numbers.get(own, own), "state": renaming.layer, "size": renaming.size}
-    copied = [_rewrite_call(call, changes) for call in plan.calls[start:stop]]
-    later: _Changes = {"value": lambda own: given if own == out else own}
-    following = [_rewrite_call(call, later) for call in plan.calls[stop:]]
-    blocks = dict[str, tuple[int, int, int, int]]()
-    for name, (begin, end, read, result) in plan.blocks.items():
-        if begin < stop:
-            blocks[name] = (begin, end, read, result)
-        else:
-            shift = stop - start
-            blocks[name] = (begin + shift, end + shift, later["value"](read), later["value"](result))
-        if name == renaming.block:
-            blocks[renaming.name] = (stop, stop + stop - start, out, given)
-    return RecordedPlan(
-        calls=[*plan.calls[:stop], *copied, *following],
-        out=given if plan.out == out else plan.out,
-        blocks=blocks,
-        constants=plan.constants,
-    )
-
-
-def _rewrite_call(call: Sequence[Any], changes: _Changes) -> list[Any]:
-    """A call with changed values."""
-    name, args, kwargs, result, layer = call
-    number = changes["value"]
-    return [
-        name,
-        _rewrite(args, changes),
-        {key: _rewrite(item, changes) for key, item in kwargs.items()},
-        [number(own) for own in result] if isinstance(result, list) else number(result),
-        changes.get("state", str)(layer),
-    ]
-
-
-def _rewrite(value: Any, changes: _Changes) -> Any:
-    if isinstance(value, list):
-        return [_rewrite(item, changes) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind in ("tuple", "slice", "dict"):
-        return {kind: _rewrite(content, changes)}
-    return {kind: changes[kind](content)} if kind in changes else value
-
-
-def _list_numbers(call: Sequence[Any]) -> Iterator[int]:
-    """The numbers of a call's results."""
-    result = call[3]
-    return (number for number in (result if isinstance(result, list) else [result]) if number is not None)
+    span = plan.blocks[renaming.block]
+    place = Place(position=span[1], value=span[3])
+    names: Changes = {"state": renaming.layer, "size": renaming.size}
+    return insert_block(plan, place, renaming.name, plan, span, names)
 
 
 def _insert_copies(

@@ -1,6 +1,6 @@
 """Settings of a network that was recorded from a PyTorch module."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -86,6 +86,13 @@ class Recorded:
 
         record, name = copy_block(unpack_record(self.recording), block)
         return replace(self, recording=pack_record(record)), name
+
+    def united_with(self, others: Sequence["Recorded"]) -> "Recorded":
+        """See `subfleet.elastic.explicit.ExplicitFamily`."""
+        from subfleet.elastic.recording.uniting import unite_records
+
+        record = unite_records([unpack_record(own.recording) for own in (self, *others)])
+        return replace(self, recording=pack_record(record))
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
