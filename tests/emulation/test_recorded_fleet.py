@@ -186,8 +186,8 @@ def test_adapters_are_trained_and_sent_alone(exports: ExportPool) -> None:
     plain = record_network(whole, (1, 8, 8))
     add_adapters(whole, LoraSettings(rank=4, targets=("1", "3"), train=("5",)))
     adapted = record_network(whole, (1, 8, 8))
-    plain_rows, _ = train_on_every_runtime(plain, exports)
-    rows, trained = train_on_every_runtime(adapted, exports)
+    (_, plain_rows), _ = train_on_every_runtime(plain, exports)
+    (first_rows, rows), trained = train_on_every_runtime(adapted, exports)
     network = network_of(adapted)
     frozen, first = list_frozen(network), init_state(network, 5)
     assert frozen == {"1.weight", "1.bias", "3.weight", "3.bias"}
@@ -196,15 +196,19 @@ def test_adapters_are_trained_and_sent_alone(exports: ExportPool) -> None:
         assert (row.status, row.architecture) == ("aggregated", "w1 d1")
         assert row.update_bytes == 4 * sum(trained[name].numel() for name in trained.keys() - frozen)
         assert row.planned_peak_bytes < plain_rows[device].planned_peak_bytes
+        frozen_bytes = 4 * sum(trained[name].numel() for name in frozen)
+        assert row.bytes_down < frozen_bytes < first_rows[device].bytes_down, "it is fetched once"
 
 
-def train_on_every_runtime(model: Recorded, exports: ExportPool) -> tuple[dict[str, ClientRow], Mapping[str, Tensor]]:
-    """The clients of the last round, and the trained model."""
+def train_on_every_runtime(
+    model: Recorded, exports: ExportPool
+) -> tuple[list[dict[str, ClientRow]], Mapping[str, Tensor]]:
+    """The clients of each round, and the trained model."""
     runtimes = {"ada": "onnx", "bob": "executorch", "cyd": "torch"}
     devices = tuple(
         client(name, index, 10**8, runtime=runtime) for index, (name, runtime) in enumerate(runtimes.items())
     )
     run = config(model=model, targets=tuple(runtimes.values()), rounds=2, communication_s=4.0, seed=5)
     result = run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports)
-    rows = {row.client_id: row for row in result.rounds[-1].clients}
+    rows = [{row.client_id: row for row in record.clients} for record in result.rounds]
     return rows, unpack_state(load(result.model)).shared

@@ -184,8 +184,8 @@ def test_a_frozen_part_begins_with_given_weights(folder: Path) -> None:
     assert isinstance(run.model, Recorded)
     assert run.model.frozen == ("1.weight", "1.bias")
     whole = create_context(run, "r").first.candidates[-1]
-    assert whole.weight_bytes == 4 * (65 * 1100 + 1101 * 10)
-    assert whole.update_bytes == 4 * 1101 * 10, "links need not carry up what is frozen"
+    assert whole.parameters == 65 * 1100 + 1101 * 10
+    assert whole.weight_bytes == whole.update_bytes == 4 * 1101 * 10, "links need not carry what is frozen"
     with pytest.raises(
         ConfigError, match=r"method 'fedfa' scales or maps every weight .* leaves 2 tensors as they are"
     ):

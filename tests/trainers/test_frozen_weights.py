@@ -1,5 +1,6 @@
 """A frozen backbone is an input only: it is not trained, not in the update, and planned once."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, training_step
+from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.jobs import Job, Trainer
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.task import Train
@@ -97,6 +99,27 @@ def test_the_head_alone_is_trained_and_sent(target: str, tmp_path: Path) -> None
     for name, change in expected.items():
         np.testing.assert_allclose(np.asarray(update[name], np.float32), change.numpy(), rtol=1e-4, atol=1e-6)
     assert task.output_path.stat().st_size < 4 * (WIDTH + 1) * CLASSES + 1000
+
+
+def split(task: Job[Train], *, twice: bool = False) -> Job[Train]:
+    """The same job with the backbone in a file of its own."""
+    weights = decode_arrays(task.weights_path.read_bytes())
+    folder = task.weights_path.parent
+    frozen = {name: array for name, array in weights.items() if name.startswith("0.")}
+    others = {name: array for name, array in weights.items() if twice or name not in frozen}
+    (folder / "frozen").write_bytes(encode_arrays(frozen))
+    (folder / "others").write_bytes(encode_arrays(others))
+    return replace(task, weights_path=folder / "others", frozen_path=folder / "frozen")
+
+
+def test_a_backbone_in_a_file_of_its_own_is_the_same(tmp_path: Path) -> None:
+    task, updates = job(tmp_path, write("onnx", frozen=True)), []
+    for own in (task, split(task)):
+        OnnxTrainer().train(own, lambda: False)
+        updates.append(task.output_path.read_bytes())
+    assert updates[0] == updates[1]
+    with pytest.raises(ProtocolError, match=r"tensor '0\.0\.bias' is in two containers of a task, but must be in one"):
+        OnnxTrainer().train(split(task, twice=True), lambda: False)
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])

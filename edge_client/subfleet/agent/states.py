@@ -78,6 +78,7 @@ class Saved:
         updates: answers without an ack, as are refusals, deployed, scores and evaluated.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated, the newest last.
+        frozen: digests of the weights that trainings left as they are, the newest last.
         survival: the deaths of this device's processes during work, and their consequence.
     """
 
@@ -91,6 +92,7 @@ class Saved:
     programs: tuple[str, ...] = ()
     evaluated: tuple[Evaluated, ...] = field(default=(), metadata=ADDED_LATER)
     survival: Survival = field(default=Survival(), metadata=ADDED_LATER)
+    frozen: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -99,8 +101,8 @@ class Saved:
 
     @property
     def blobs(self) -> frozenset[str]:
-        """Digests of the blobs to keep: programs for later tasks, and pinned blobs."""
-        return frozenset(self.programs) | self.pinned
+        """Digests of the blobs to keep: programs and frozen weights for later tasks, and pinned blobs."""
+        return frozenset((*self.programs, *self.frozen)) | self.pinned
 
     @property
     def pinned(self) -> frozenset[str]:
@@ -158,6 +160,7 @@ class AgentState:
         pending: messages without an ack.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated.
+        frozen: digests of the weights that trainings left as they are.
         survival: the deaths of this device's processes during work, and their consequence.
         reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
@@ -173,6 +176,7 @@ class AgentState:
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     survival: Survival = field(default=Survival())
     reading: Reading | None = None
     heartbeat_due_s: float = 0.0
@@ -194,5 +198,6 @@ class AgentState:
             evaluated=tuple(message for message in messages if isinstance(message, Evaluated)),
             done=self.done,
             programs=self.programs,
+            frozen=self.frozen,
             survival=self.survival,
         )

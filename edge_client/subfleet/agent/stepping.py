@@ -75,6 +75,7 @@ def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
         pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers),
         done=saved.done,
         programs=saved.programs,
+        frozen=saved.frozen,
         survival=saved.survival.restart(saved.round),
         busy_at_s=now_s,
     )

@@ -119,12 +119,12 @@ def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: fl
             if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
                 detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
                 return refuse(settings, state, "diverged", detail, now_s)
-            state = _keep_program(state, current.task)
+            state = _keep_files(state, current.task)
             outcome = _answer_with(settings, state, lambda: compose_update(settings, current, event, now_s), now_s)
         case ScoringEnded():
             outcome = _answer_with(settings, state, lambda: compose_scores(settings, current, event, now_s), now_s)
         case EvaluationEnded():
-            state = _keep_program(state, current.task)
+            state = _keep_files(state, current.task)
             outcome = _answer_with(settings, state, lambda: compose_evaluation(settings, current, event, now_s), now_s)
         case ModelsPlaced():
             outcome = _answer_with(settings, state, lambda: compose_deployment(settings, current, event), now_s)
@@ -135,10 +135,13 @@ def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: fl
     return outcome
 
 
-def _keep_program(state: AgentState, task: Task) -> AgentState:
-    """Keep the program of a task: the next round probably uses it again."""
-    program = task.programs[0].blob.sha256
-    return replace(state, programs=_append_recent(state.programs, program, KEPT_PROGRAMS))
+def _keep_files(state: AgentState, task: Task) -> AgentState:
+    """Keep the program of a task and its frozen weights: the next round probably uses them again."""
+    (submodel,) = task.submodels
+    programs, frozen = _append_recent(state.programs, submodel.program.blob.sha256, KEPT_PROGRAMS), state.frozen
+    if submodel.frozen is not None:
+        frozen = _append_recent(frozen, submodel.frozen.sha256, KEPT_PROGRAMS)
+    return replace(state, programs=programs, frozen=frozen)
 
 
 def _release_worker(state: AgentState, event: Ended) -> AgentState:

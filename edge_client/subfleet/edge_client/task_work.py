@@ -201,6 +201,7 @@ class TaskWork:
             work=work,
             program_path=self.blob_path(submodel.program.blob),
             weights_path=self.blob_path(submodel.weights),
+            frozen_path=None if submodel.frozen is None else self.blob_path(submodel.frozen),
             output_path=locate_output(self.work_folder, task.task_id),
             data=data,
             round=task.round,

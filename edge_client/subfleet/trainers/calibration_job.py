@@ -45,7 +45,7 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
     loaded.load_within(links, job, drops=False)
     check_settings(work.settings, layout)
     _check_norms(work, layout)
-    weights = dict(read_weights(job.weights_path, layout.weights))
+    weights = dict(read_weights(job.tensor_paths, layout.weights))
     constants = compute_constants(work.settings, layout, dataset, weights)
     path, sums = tuple(list_stages(links)), {norm.name: _Sums(norm) for norm in work.calibration.norms}
     host.release()

@@ -62,7 +62,7 @@ def evaluate_job(
         links = loaded.layout.links(dict(job.choices))
         paths = [_find_path(links, operators) for operators in settings.population or ((),)]
         _load(job, loaded, links, paths, drops=not host.shared)
-        session = ProgramSession(loaded, links, read_weights(job.weights_path, loaded.layout.weights(links)), {})
+        session = ProgramSession(loaded, links, read_weights(job.tensor_paths, loaded.layout.weights(links)), {})
         host.release()  # memory that loading left behind would add to the steps' peak
         sums = [LabelSums(layout, settings) for _ in paths]
         for fed, labels, last in _make_batches(context.dataset, layout):

@@ -43,14 +43,23 @@ def read_program(path: Path, target: str) -> Program:
     return program
 
 
-def read_weights(path: Path, values: Iterable[ValueInfo]) -> Arrays:
+def read_weights(paths: Iterable[Path], values: Iterable[ValueInfo]) -> Arrays:
     """Read the weights and buffers that a program takes, by tensor name; they are read-only.
+
+    Args:
+        paths: containers, which together have exactly the program's tensors.
+        values: what the program takes.
 
     Raises:
         FileError: the file cannot be read.
         ProtocolError: it is not a container, or its tensors are not exactly the program's.
     """
-    weights = decode_arrays(_read(path))
+    weights: Arrays = {}
+    for path in paths:
+        own = decode_arrays(_read(path))
+        if twice := sorted(own.keys() & weights.keys()):
+            raise ProtocolError(f"tensor {twice[0]!r:.80} is in two containers of a task, but must be in one")
+        weights = {**weights, **own}
     expected = {value.tensor: value for value in values}
     if set(weights) != set(expected):
         odd = sorted(set(weights) ^ set(expected))

@@ -48,7 +48,7 @@ def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runt
         check_settings(job.work.settings, layout)
         path = tuple(list_stages(links))
         for parts in make_scoring_batches(job, layout, dataset):
-            weights = read_weights(job.weights_path, layout.weights)
+            weights = read_weights(job.tensor_paths, layout.weights)
             session = ProgramSession(
                 loaded, links, weights, compute_constants(job.work.settings, layout, dataset, weights)
             )

@@ -124,7 +124,7 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     drawable, left_bytes = loaded.load_within(links, job, drops=not host.shared)
     paths = DrawnPaths(links, drawable, work.paths, left_bytes)
     values = loaded.layout.weights(links)
-    weights = read_weights(job.weights_path, values)
+    weights = read_weights(job.tensor_paths, values)
     constants = compute_constants(work.settings, layout, context.dataset, weights)
     session = ProgramSession(loaded, links, weights, constants)
     del weights, constants
@@ -135,7 +135,7 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     # Release the memory of the steps before the old weights are loaded beside the new ones.
     host.release()
     # The old weights are read again instead of kept, which saves their memory during the steps.
-    received = read_weights(job.weights_path, values)
+    received = read_weights(job.tensor_paths, values)
     changed = compute_change(trained, {name: received[name] for name in trained}, in_place=True)
     write_change(job, changed, exact=layout.buffers)
     return tally, paths.examples

@@ -31,6 +31,7 @@ class Job(Generic[WorkT_co]):
         work: what to do.
         program_path: the packed program; it must be made for the work.
         weights_path: container of the submodel's weights and buffers.
+        frozen_path: container of those that training leaves as they are, if they are not with the others.
         output_path: where training writes the container of the change (new minus old), and calibration its sums; other
             work writes nothing.
         data: the data set, as `--data` or `--held-out` names it.
@@ -56,6 +57,12 @@ class Job(Generic[WorkT_co]):
     classes: tuple[str, ...] = ()
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     transform: DataTransform | None = None
+    frozen_path: Path | None = None
+
+    @property
+    def tensor_paths(self) -> tuple[Path, ...]:
+        """The containers with the tensors that the program takes."""
+        return (self.weights_path,) if self.frozen_path is None else (self.weights_path, self.frozen_path)
 
 
 AnyJob = Job[Train | Calibrate | Score | Evaluate]

@@ -15,6 +15,7 @@ from subfleet.protocol.limits import RunId, Seconds, TaskId
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
@@ -98,11 +99,14 @@ class TaskSubmodel:
         architecture: identifies the submodel.
         program: trains, scores or evaluates it; for a deploy task, an inference model.
         weights: the initial weights; None for a deploy task.
+        frozen: the weights that training leaves as they are, if it leaves any: the same in every round, so that a
+            device fetches them once, as it does a program.
     """
 
     architecture: Architecture
     program: ProgramRef
     weights: BlobRef | None = None
+    frozen: BlobRef | None = field(default=None, metadata=ADDED_LATER)
 
 
 def _check_submodels(submodels: tuple[TaskSubmodel, ...], work: Work) -> Iterator[str]:
@@ -161,11 +165,12 @@ class Task:
 
     @property
     def weights(self) -> tuple[BlobRef, ...]:
-        """The weights of each submodel; empty for a deploy task."""
+        """The weights of each submodel, without frozen ones; empty for a deploy task."""
         return tuple(submodel.weights for submodel in self.submodels if submodel.weights is not None)
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
         """Everything to fetch, each blob once."""
-        blobs = (*(program.blob for program in self.programs), *self.weights)
+        frozen = (submodel.frozen for submodel in self.submodels if submodel.frozen is not None)
+        blobs = (*(program.blob for program in self.programs), *frozen, *self.weights)
         return tuple({blob.sha256: blob for blob in blobs}.values())

@@ -25,9 +25,23 @@ _HELD: Mapping[str, str] = MappingProxyType({"weights": "held_weights", "statist
 """From a kind of tensor, the kind of its values before the change."""
 
 
-def encode_submodel(network: Network, architecture: Architecture, state: Mapping[str, Tensor]) -> bytes:
-    """A submodel's weights as a tensor container; equal models and architectures give equal bytes."""
-    return encode_arrays({name: tensor.cpu().numpy() for name, tensor in extract(network, architecture, state).items()})
+def encode_submodel(
+    network: Network, architecture: Architecture, state: Mapping[str, Tensor], *, frozen: bool | None = None
+) -> bytes:
+    """A submodel's weights as a tensor container; equal models and architectures give equal bytes.
+
+    Args:
+        network: the network.
+        architecture: of the submodel.
+        state: tensors of the whole network.
+        frozen: only those that training leaves as they are, or only the others; None for all.
+    """
+    weights = {
+        name: tensor.cpu().numpy()
+        for name, tensor in extract(network, architecture, state).items()
+        if frozen is None or network.tensors[name].frozen == frozen
+    }
+    return encode_arrays(weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

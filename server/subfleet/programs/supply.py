@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from subfleet.aggregation.updates import encode_submodel
 from subfleet.aggregation.views import View, Views
@@ -15,6 +15,7 @@ from subfleet.elastic.building import build_module
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
+from subfleet.elastic.update_form import list_frozen
 from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
 from subfleet.programs.worker import Handler, Snapshot, Steps, Threads, wait_for
@@ -73,6 +74,8 @@ def derive_evaluate_request(export: TrainRequest) -> EvaluateRequest:
 
 
 _LOG = logging.getLogger(__name__)
+_Part = Literal["training", "frozen", "evaluation"]
+"""The weights for a training, without those that it leaves as they are; these; and all weights for an evaluation."""
 _LANE = "weights"
 
 
@@ -161,8 +164,11 @@ class Supply:
         program, facts = await self._fetch_program(
             client.size.network, derive_evaluate_request(export) if evaluates else export
         )
-        weights = await self._cut_weights(run.model, client, for_use=evaluates)
-        return work.PreparedTask(program=program, weights=weights, facts=facts)
+        frozen = None
+        if not evaluates and list_frozen(network):
+            frozen = await self._cut_weights(run.model, client, "frozen")
+        weights = await self._cut_weights(run.model, client, "evaluation" if evaluates else "training")
+        return work.PreparedTask(program=program, weights=weights, facts=facts, frozen=frozen)
 
     async def _write_program(self, request: work.ProgramRequest, run: Snapshot) -> ProgramFacts:
         program, training = request.program, self._context.training(request.round)
@@ -216,7 +222,7 @@ class Supply:
     async def _export_models(self, request: work.ModelsRequest, run: Snapshot) -> work.ExportedModels:
         config, client = self._context.config, request.participant
         view = self._views.of(run.model, client)
-        content = await wait_for(self._cut(view, for_use=True))
+        content = await wait_for(self._cut(view, "evaluation"))
         weights = self._blobs.add(content)
         self._deployed.add(weights.sha256)
         files = {
@@ -266,14 +272,14 @@ class Supply:
         """The network of a submodel; one that has retired fails the request."""
         return self._context.get_declared(model.of(size.network).lineage).network
 
-    async def _cut_weights(self, model: ModelState, client: Participant, *, for_use: bool) -> BlobRef:
-        """The weights that a client sees of a model, for training or inference; cut once for all that share them."""
+    async def _cut_weights(self, model: ModelState, client: Participant, part: _Part) -> BlobRef:
+        """The weights that a client sees of a model; cut once for all that share them."""
         # Weights of an earlier model are not cached.
         weights, cuts = (self._weights, self._cuts) if model is self._model else ({}, {})
         view = self._views.of(model, client)
-        key = ("use" if for_use else "training", *view.key)
+        key = (part, *view.key)
         if key not in weights:
-            cuts[key] = cuts.get(key) or self._cut(view, for_use=for_use)
+            cuts[key] = cuts.get(key) or self._cut(view, part)
             try:
                 content = await wait_for(cuts[key])
             finally:
@@ -282,10 +288,11 @@ class Supply:
                 weights[key] = self._blobs.add(content)
         return weights[key]
 
-    def _cut(self, view: View, *, for_use: bool) -> "Future[bytes]":
+    def _cut(self, view: View, part: _Part) -> "Future[bytes]":
         def cut() -> bytes:
-            seen = self._views.prepare_tensors(view) if for_use else view.tensors
-            return encode_submodel(view.network, view.client.architecture, seen)
+            if part == "evaluation":
+                return encode_submodel(view.network, view.client.architecture, self._views.prepare_tensors(view))
+            return encode_submodel(view.network, view.client.architecture, view.tensors, frozen=part == "frozen")
 
         return self._threads.submit(_LANE, cut)
 

@@ -177,7 +177,9 @@ def build_deploy_task(
 
 def _submodel(context: RunContext, client: ClientState, prepared: work.PreparedTask) -> TaskSubmodel:
     architecture = client.architecture or context.space[0]
-    return TaskSubmodel(architecture=architecture, program=prepared.program, weights=prepared.weights)
+    return TaskSubmodel(
+        architecture=architecture, program=prepared.program, weights=prepared.weights, frozen=prepared.frozen
+    )
 
 
 def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of work

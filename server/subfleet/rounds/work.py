@@ -132,11 +132,12 @@ class CheckRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTask:
-    """The program and the weights of a task."""
+    """The program and the weights of a task; those that training leaves as they are may be a file of their own."""
 
     program: ProgramRef
     weights: BlobRef
     facts: ProgramFacts
+    frozen: BlobRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

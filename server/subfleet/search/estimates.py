@@ -43,13 +43,14 @@ class Estimates:
         self.network.check(architecture)
         ((parameters, forward_macs),) = self.costs.of([architecture])
         weight_bytes, codec = _FLOAT_BYTES * parameters, self.codec
-        sends_all = codec == Uncompressed() and not list_frozen(self.network)
+        if list_frozen(self.network):  # a device fetches these once
+            weight_bytes = update_bytes(self.network, architecture, Uncompressed())
         return Candidate(
             architecture=architecture,
             parameters=parameters,
             forward_macs=forward_macs,
             weight_bytes=weight_bytes,
-            update_bytes=weight_bytes if sends_all else update_bytes(self.network, architecture, codec),
+            update_bytes=weight_bytes if codec == Uncompressed() else update_bytes(self.network, architecture, codec),
             training_memory_bytes=self.memory(architecture),
         )
 
