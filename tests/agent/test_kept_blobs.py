@@ -1,9 +1,10 @@
 """Blobs that a device keeps for later rounds."""
 
-from agent.agent_cases import ack, blob, connected_agent, find_action, train_task
+from agent.agent_cases import blob, connected_agent, find_action, train_task
 
 from subfleet.agent.actions import Keep, Prune
 from subfleet.agent.states import Saved
+from subfleet.protocol.messages import Ack
 from subfleet.protocol.schema import from_plain, to_plain
 
 
@@ -14,7 +15,7 @@ def test_frozen_weights_are_kept_for_later_rounds() -> None:
     assert [own.sha256 for own in task.blobs] == [blob(own).sha256 for own in ("program", "frozen", "weights t1")]
     agent.train(task)
     update = find_action(agent.finish(task), Keep).message
-    actions = agent.hear(ack(update.message_id))
+    actions = agent.hear(Ack(of=update.message_id, status="accepted"))
     assert find_action(actions, Prune).keep == {blob("program").sha256, frozen.sha256}
     saved = from_plain(Saved, to_plain(agent.state.saved), where="saved")
     assert saved.frozen == (frozen.sha256,)
