@@ -1,5 +1,6 @@
 """Writes down the calls of PyTorch's public functions that a module makes, with the layers that make them."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,11 +123,26 @@ class LoggingMode(TorchFunctionMode):
                 return attend(*args, **kwargs)
         follower = self._log.follower
         before = len(follower.products)
+        if func is functional.batch_norm and not follower.is_computed(args[0]):
+            func, args, kwargs = _normalise_weight(args, kwargs)
         out = func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             follower.mark_attention(args[0], args[2] if len(args) > 2 else kwargs["value"])
         self._log.add(func, args, kwargs, out, follower.products[before:])
         return out
+
+
+def _normalise_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call that replaces a `torch.nn.functional.batch_norm` of a weight: a norm of each channel.
+
+    A norm of a batch would be taken for one over samples, of which some may be padding.
+    """
+    given = inspect.signature(functional.batch_norm).bind(*args, **kwargs).arguments
+    weight = given["input"]
+    if given.get("running_mean") is not None or not given.get("training") or len(weight) != 1:
+        return functional.batch_norm, args, kwargs
+    kept = {key: given[key] for key in ("weight", "bias", "eps") if key in given}
+    return functional.instance_norm, (weight,), kept
 
 
 def list_tensors(value: Any) -> list[Tensor]:
