@@ -141,7 +141,7 @@ def _normalise_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     weight = given["input"]
     if given.get("running_mean") is not None or not given.get("training") or len(weight) != 1:
         return functional.batch_norm, args, kwargs
-    kept = {key: given[key] for key in ("weight", "bias", "eps") if key in given}
+    kept: dict[str, Any] = {key: given[key] for key in ("weight", "bias", "eps") if key in given}
     return functional.instance_norm, (weight,), kept
 
 
