@@ -77,6 +77,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = Mapping
         "layers": (lambda: _layers(Scaled(8), Scaled(8)), (6,)),
         "in place": (lambda: _layers(InPlace(8), Added(8), InPlace(8)), (6,)),
         "attention": (lambda: _encode(norm_first=True), (5, 6)),
+        "norms after sums": (lambda: _encode(norm_first=False), (5, 6)),
     }
 )  # fmt: skip
 
@@ -201,6 +202,15 @@ def test_a_cell_becomes_wider_inside(name: str) -> None:
             assert {decl.part for decl in network.tensors.values() if axis in network.list_axes(decl)} == {cell.name}
 
 
+def test_a_sum_that_is_normalised_is_no_identity() -> None:
+    """Such a block can be left out and widened, but not repeated."""
+    network = network_of(record("norms after sums"))
+    cells = list_cells(network)
+    assert [cell.name for cell in cells] == ["1.layers.0", "1.layers.1"]
+    assert all(cell.axes for cell in cells)
+    assert not any(can_deepen(network, cell) for cell in cells)
+
+
 def test_new_blocks_have_the_next_numbers_of_their_container() -> None:
     network = network_of(record("convolutions"))
     first, second = list_cells(network)
@@ -291,7 +301,6 @@ def test_indices_that_are_combined_or_read_unusually_are_not_copied() -> None:
     ("module", "shape", "reason"),
     [
         (lambda: _layers(Changed(8)), (6,), "has no residual blocks"),
-        (lambda: _encode(norm_first=False), (5, 6), "has no residual blocks"),
         (
             lambda: nn.Sequential(Dense(), nn.Linear(3, 8), Added(8)),
             (2, 4, 4),

@@ -16,8 +16,9 @@ _ADDING = frozenset(
 _PASSING = frozenset(
     f"torch.{name}"
     for name in (
-        "Tensor.contiguous", "nn.functional.dropout", "nn.functional.relu", "nn.functional.relu6",
-        "nn.functional.relu_", "relu", "relu_",
+        "Tensor.contiguous", "nn.functional.batch_norm", "nn.functional.dropout", "nn.functional.group_norm",
+        "nn.functional.layer_norm", "nn.functional.relu", "nn.functional.relu6", "nn.functional.relu_",
+        "nn.functional.rms_norm", "relu", "relu_",
     )
 )  # fmt: skip
 """Functions that pass an input on that they have passed on before, or that may follow a sum."""
@@ -51,17 +52,17 @@ def _is_residual(module: nn.Module, run: ModuleRun, follower: DimensionFollower,
 
 
 def _passes_on(source: Tensor, result: Tensor, calls: tuple[Call, ...]) -> bool:
-    """Whether a result is a source plus something, perhaps through an activation."""
-    current, added = source, 0
+    """Whether a result is a source plus something, perhaps through an activation or a norm."""
+    sums: list[Tensor] = []  # that the source is part of
     for call in calls:
-        tensors = list(_list_given(call))
-        if not any(tensor is current for tensor in tensors):
-            continue
-        if call.name in _ADDING and len(tensors) == 2:
-            current, added = call.out, added + 1
-        elif call.name in _PASSING and added:
-            current = call.out
-    return added > 0 and current is result
+        given = list(_list_given(call))
+        part_of = [tensor for tensor in given if any(tensor is own for own in sums)]
+        if call.name in _ADDING and len(given) == 2:
+            if part_of or any(tensor is source for tensor in given):
+                sums.append(call.out)
+        elif call.name in _PASSING and part_of:
+            sums.append(call.out)
+    return any(own is result for own in sums)
 
 
 def _list_given(call: Call) -> Iterator[Tensor]:
