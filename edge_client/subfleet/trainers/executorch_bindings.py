@@ -16,7 +16,6 @@ except ImportError:  # ExecuTorch before 1.5
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
 from subfleet.trainers.executorch_methods import METHOD, MethodShapes, check_manifest, check_note, make_model
-from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
 
@@ -30,7 +29,6 @@ class BindingsRuntime:
     """See `Runtime`."""
 
     def __init__(self) -> None:
-        map_library(Path(bindings.__file__).parents[2])  # with all kernels: little beside PyTorch's own libraries
         # PyTorch's code for handing over tensors takes 1.2 MB, for any program.
         torch.from_numpy(np.zeros(1, np.float32)).clone().numpy()
 

@@ -17,9 +17,6 @@ from subfleet.protocol.programs import ProgramManifest
 from subfleet.trainers.prediction import Model, read_form
 from subfleet.trainers.runtime import Array
 
-# Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
-KERNELS = "kernels"
-"""Part of the name of the libraries with code that programs rarely need."""
 METHOD = "forward"
 """The method of every program and model; a model has another one for each text in it."""
 MAX_NOTE_BYTES = MAX_NAMES_BYTES

@@ -15,7 +15,6 @@ from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
 from subfleet.trainers.executorch_methods import (
-    KERNELS,
     MAX_NOTE_BYTES,
     METHOD,
     MethodShapes,
@@ -23,7 +22,6 @@ from subfleet.trainers.executorch_methods import (
     check_note,
     make_model,
 )
-from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.runtime import Array, Operands, RunProgram, make_buffer, unpack
 from subfleet_executorch import Arena, ExecutorchError, Method
@@ -34,9 +32,6 @@ _NAME = f"ExecuTorch {subfleet_executorch.EXECUTORCH_VERSION}"
 
 class NativeRuntime:
     """See `Runtime`."""
-
-    def __init__(self) -> None:
-        map_library(Path(subfleet_executorch.__file__).parent, without=KERNELS)
 
     @property
     def name(self) -> str:

@@ -5,6 +5,10 @@ to `clear_refs`. If that file cannot be written (sandboxes), the resident size i
 peak between two calls is missed; without `/proc`, the growth of `ru_maxrss` is used, which is 0 until the process
 exceeds its previous maximum.
 
+Pages of files do not count where the kernel lists them: they are code of libraries, which is mapped when it is first
+touched, in pieces that depend on the page cache (1 to 5 MB in the first steps of a runtime). They are shared, and the
+kernel drops them if memory is short.
+
 The figures are for the whole process, so only one job may be measured at a time.
 """
 
@@ -33,7 +37,7 @@ class GrowthWatch(Protocol):
     """Measures the memory of one training."""
 
     def measure_held_bytes(self) -> int:
-        """Measure the current growth without the pages of libraries."""
+        """Measure the current growth without pages of files."""
         ...
 
     def growth_bytes(self) -> int:
@@ -61,23 +65,28 @@ class MemoryWatch:
         self._peak_bytes = _make_peak_reader(proc)
         self._growth_bytes = 0
         self._base_bytes = self._peak_bytes() - held_bytes
+        self._base_file_bytes = self._read_bytes("RssFile") or 0
         self._base_own_bytes = (self._measure_own_bytes() or 0) - held_bytes
 
     def measure_held_bytes(self) -> int:
-        """Measure the current growth without pages of libraries; the largest growth if it cannot be read."""
+        """Measure the current growth without pages of files; the largest growth if it cannot be read."""
         own_bytes = self._measure_own_bytes()
         return self.growth_bytes() if own_bytes is None else max(own_bytes - self._base_own_bytes, 0)
 
     def growth_bytes(self) -> int:
-        """Measure the largest growth so far."""
-        self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes)
+        """Measure the largest growth so far, without pages of files that were mapped since."""
+        mapped_bytes = max((self._read_bytes("RssFile") or 0) - self._base_file_bytes, 0)
+        self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes - mapped_bytes)
         return self._growth_bytes
 
     def _measure_own_bytes(self) -> int | None:
-        """Memory without file pages (with them on kernels before 4.5); None if it cannot be read."""
-        for field in ("RssAnon", "VmRSS"):
-            with suppress(OSError, KeyError):
-                return _read_status_bytes(self._proc / "status", field)
+        """Memory without pages of files (with them on kernels before 4.5); None if it cannot be read."""
+        own_bytes = self._read_bytes("RssAnon")
+        return self._read_bytes("VmRSS") if own_bytes is None else own_bytes
+
+    def _read_bytes(self, field: str) -> int | None:
+        with suppress(OSError, KeyError):
+            return _read_status_bytes(self._proc / "status", field)
         return None
 
     def check(self) -> None:

@@ -23,7 +23,6 @@ from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingErr
 from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.programs import Program
 from subfleet.protocol.silence import import_silently
-from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_sessions import GIVE_BACK, PROVIDERS, call_guarded, check_values, open_session
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, read_form
 from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value, make_buffer, unpack
@@ -215,7 +214,6 @@ def load_onnx(provider: str) -> OnnxRuntime:
             f"{available} here; install a build that has it (onnxruntime-gpu, on Jetson NVIDIA's own) and its "
             "libraries, or leave --provider out"
         )
-    map_library(Path(module.__file__ or "").parent)
     return OnnxRuntime(module, provider)
 
 
