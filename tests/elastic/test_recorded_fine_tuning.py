@@ -66,6 +66,15 @@ def test_a_constant_buffer_keeps_its_values_in_every_submodel() -> None:
     assert build_module(network, narrow)(torch.randn(2, 5, 3)).shape == (2, 2)
 
 
+def test_a_network_with_constants_is_not_resized() -> None:
+    family, _ = record(Positions(), 5, 3)
+    assert family.hindrance == "has no residual blocks"
+    with pytest.raises(ConfigError, match=r"tensor 'table' keeps the values .* so its size \(1, 5, 8\) cannot change"):
+        family.with_sizes({"embed": 12})
+    with pytest.raises(ConfigError, match="tensor 'table' keeps the values"):
+        family.united_with([record_network(Positions(12), (5, 3))])
+
+
 def test_running_statistics_are_not_constant() -> None:
     _, network = record(Positions(), 5, 3)
     assert not network.tensors["norm.running_mean"].frozen

@@ -1,6 +1,6 @@
 """Rules about settings of a run that must agree, checked when its file is read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -96,19 +96,24 @@ def _check_first_weights(
 
 
 def _check_frozen(
-    method: AnyMethod, model: AnyFamily, model_of: ModelOf | None, first_weights: FirstWeights | None
+    method: AnyMethod,
+    model: AnyFamily,
+    networks: Mapping[str, AnyFamily],
+    model_of: ModelOf | None,
+    first_weights: FirstWeights | None,
 ) -> Iterator[str]:
-    if not isinstance(model, ExplicitFamily):
-        return
-    if model.awaited and model_of is None and first_weights is None:
+    explicit = [own for own in (model, *networks.values()) if isinstance(own, ExplicitFamily)]
+    awaited = [name for own in explicit for name in own.awaited]
+    if awaited and model_of is None and first_weights is None:
         yield (
-            f"training leaves {model.awaited[0]!r} as it is, but the run has no weights to begin with; set "
+            f"training leaves {awaited[0]!r} as it is, but the run has no weights to begin with; set "
             "model.weights to a safetensors file, or train these layers"
         )
-    if model.frozen and method.roles().aggregator.transform is not None:
+    frozen = [name for own in explicit for name in own.frozen]
+    if frozen and method.roles().aggregator.transform is not None:
         yield (
             f"method {method.TYPE!r} scales or maps every weight that clients send, but training leaves "
-            f"{len(model.frozen)} tensors as they are, such as {model.frozen[0]!r}; choose another method, or "
+            f"{len(frozen)} tensors as they are, such as {frozen[0]!r}; choose another method, or "
             "train them"
         )
 

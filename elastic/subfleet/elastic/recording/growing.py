@@ -10,12 +10,17 @@ from subfleet.elastic.axes import add_sums
 from subfleet.elastic.recording.inserting import Changes, Place, insert_block
 from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan, RecordedTensor
 from subfleet.elastic.recording.sizes import compute_size
+from subfleet.protocol.errors import ConfigError
 
 _Item = TypeVar("_Item")
 
 
 def resize_record(record: NetworkRecord, sizes: Mapping[str, int]) -> NetworkRecord:
-    """A network with other sizes of axes. Deviations of first weights follow the number of inputs of their layer."""
+    """A network with other sizes of axes. Deviations of first weights follow the number of inputs of their layer.
+
+    Raises:
+        ConfigError: a tensor with values of its own, such as a table of positions, would change its size.
+    """
     before = {axis.name: axis.size for axis in record.axes}
     whole, resized = (add_sums(record.sums, own) for own in (before, {**before, **sizes}))
     tensors = tuple(_scale_start(tensor, whole, resized) for tensor in record.tensors)
@@ -155,8 +160,13 @@ def _list_names(sizes: Any) -> Iterator[str]:
 
 
 def _scale_start(tensor: RecordedTensor, whole: Mapping[str, int], resized: Mapping[str, int]) -> RecordedTensor:
+    shapes = [tuple(compute_size(size, own) for size in tensor.shape) for own in (whole, resized)]
+    if tensor.values and shapes[0] != shapes[1]:
+        raise ConfigError(
+            f"tensor {tensor.name!r} keeps the values that its module gives it, so its size {shapes[0]} cannot change"
+        )
     if tensor.role != "weight":
         return tensor
-    before, after = (math.prod(compute_size(size, own) for size in tensor.shape[1:]) for own in (whole, resized))
+    before, after = (math.prod(shape[1:]) for shape in shapes)
     mean, deviation = tensor.start
     return replace(tensor, start=(mean, deviation * math.sqrt(before / after))) if after != before else tensor
