@@ -10,7 +10,6 @@ from subfleet.arrays.codecs import count_encoded_bytes
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.maps import extract
-from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.permuting import permute, rank_indices
 from subfleet.elastic.recording.adapters import add_adapters, merge_adapters
@@ -124,14 +123,6 @@ def test_a_large_frozen_tensor_waits_for_its_values() -> None:
     family, _ = record(module, 300)
     assert family.awaited == ("0.weight",)
     assert family.hindrance == "has no residual blocks"
-
-
-def test_what_is_frozen_does_not_count_as_untrained() -> None:
-    module = layers()
-    freeze_parameters(module, ["0"])
-    _, network = record(module, 1, 6, 6)
-    state = ModelState.first(init_state(network, 0), frozen=list_frozen(network))
-    assert state.untrained.keys() == network.tensors.keys() - list_frozen(network)
 
 
 @pytest.mark.parametrize(

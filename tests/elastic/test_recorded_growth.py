@@ -1,33 +1,26 @@
 """Recorded networks grow cell by cell and compute the same: FedTrans' invariants T1 and T7 for modules of any code."""
 
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 import pytest
 import torch
 from elastic.recorded_cases import Added, Changed, Dense, Residual
+from elastic.test_cells import Morph, check_changes, check_found_changes, check_outputs, morphs, outputs, weights_of
+from elastic.test_growing import inputs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import examples
 from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.growing import (
     can_deepen,
-    count_cell_parameters,
     deepen_cell,
-    find_changed_cells,
     list_cells,
-    widen_cells,
 )
-from subfleet.elastic.inheriting import inherit
-from subfleet.elastic.lineage import Replicated
-from subfleet.elastic.network import Network
 from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.resizing import derive_settings
@@ -88,16 +81,6 @@ def _encode(*, norm_first: bool) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), encoder, nn.Flatten(), nn.Linear(60, 3))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Growth:
-    """A network before and after growth, its widened cells, and its cells that new ones follow."""
-
-    before: Network
-    after: Network
-    wider: frozenset[str]
-    followed: frozenset[str]
-
-
 @cache
 def record(name: str) -> Recorded:
     make, shape = MODULES[name]
@@ -106,90 +89,23 @@ def record(name: str) -> Recorded:
         return record_network(make(), shape)
 
 
-@st.composite
-def growths(draw: st.DrawFn) -> Growth:
-    """Any network, with up to three cells widened or deepened in turn."""
-    config = record(draw(st.sampled_from(sorted(MODULES))))
-    before, wider, followed = network_of(config), set[str](), set[str]()
-    for _ in range(draw(st.integers(1, 3))):
-        network = network_of(config)
-        cell = draw(st.sampled_from(list_cells(network)))
-        widen: bool = draw(st.booleans())
-        if cell.axes and widen:
-            config = widen_cells(config, [cell.name], draw(st.sampled_from([1.1, 1.5, 2.0, 3.0])))
-            wider.add(cell.name)
-        elif can_deepen(network, cell):
-            config = deepen_cell(config, cell, draw(st.integers(1, 2)))
-            followed.add(cell.name)
-    return Growth(
-        before=before,
-        after=network_of(config),
-        wider=frozenset(wider),
-        followed=frozenset(followed & before_names(before)),
-    )
-
-
-def before_names(network: Network) -> set[str]:
-    return {cell.name for cell in list_cells(network)}
-
-
-def outputs(network: Network, state: Mapping[str, Tensor], inputs: Tensor, *, training: bool) -> Tensor:
-    module = build_module(network, network.full_architecture()).double().train(training)
-    module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
-    with torch.no_grad():
-        result: Tensor = module(inputs.clone())
-    return result
-
-
-def draw_state(network: Network) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    return {
-        name: tensor.double() + 0.3 * torch.rand(tensor.shape, generator=generator).double()
-        for name, tensor in init_state(network, 1).items()
-    }
+RECORDED = st.deferred(lambda: morphs([record(name) for name in MODULES]))
+"""A recorded network, with up to three cells widened or deepened in turn."""
 
 
 @pytest.mark.slow
 @examples(40)
-@given(growths(), st.booleans())
-def test_a_grown_network_keeps_its_outputs(growth: Growth, shares: bool) -> None:
-    stream = random.Random(1)
-    replication = Replication.draw(growth.after, size_in(growth.after, growth.before), stream)
-    replication = replication.draw_shares(stream) if shares else replication
-    how = Replicated(
-        sources=tuple(sorted(replication.sources.items())), shares=tuple(sorted(replication.shares.items()))
-    )
-    state = draw_state(growth.before)
-    grown = inherit(how, growth.after, growth.before, state, seed=1)
-    inputs = torch.randn(4, *growth.before.config.input_shape, generator=torch.Generator().manual_seed(2)).double()
-    for training in (False, True):
-        expected = outputs(growth.before, state, inputs, training=training)
-        actual = outputs(growth.after, grown, inputs, training=training)
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max()))
+@given(RECORDED, st.booleans())
+def test_a_grown_network_keeps_its_outputs(morph: Morph, shares: bool) -> None:
+    check_outputs(morph, shares=shares)
 
 
 @pytest.mark.slow
 @examples(40)
-@given(growths())
-def test_a_grown_network_costs_more_and_nothing_else_changes(growth: Growth) -> None:
-    before, after = count_cell_parameters(growth.before), count_cell_parameters(growth.after)
-    if not growth.wider and not growth.followed:
-        assert growth.before == growth.after
-        return
-    costs = [
-        estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
-        for network in (growth.before, growth.after)
-    ]
-    assert costs[0] < costs[1]
-    assert (len(after) > len(before)) == bool(growth.followed)
-    inserted = after.keys() - before.keys()
-    longer = {name for name, axis in growth.before.axes.items() if growth.after.axes[name].size != axis.size}
-    named = {axis for cell in list_cells(growth.after) if cell.name in growth.wider for axis in cell.axes}
-    assert longer == named & growth.before.axes.keys()
-    assert all(name.startswith(tuple(inserted)) for name in growth.after.axes.keys() - growth.before.axes.keys())
-    wider, followed = find_changed_cells(growth.before, growth.after)
-    assert {*followed} == growth.followed
-    assert {*wider} == growth.wider & before.keys()
+@given(RECORDED)
+def test_a_grown_network_costs_more_and_nothing_else_changes(morph: Morph) -> None:
+    check_changes(morph)
+    check_found_changes(morph)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -225,11 +141,11 @@ def test_a_submodel_of_a_grown_network_lacks_the_new_block() -> None:
     """What it computes is what the network computed before it grew."""
     before = network_of(record("in place"))
     after = network_of(deepen_cell(before.config, list_cells(before)[0]))
-    state, inputs = draw_state(after), torch.randn(3, 6).double()
+    state = weights_of(after)
     smaller = build_module(after, size_in(after, before)).double().eval()
     own = {name: state[name] for name in before.tensors}
     smaller.load_state_dict(own)
-    assert torch.equal(smaller(inputs.clone()), outputs(before, own, inputs, training=False))
+    assert torch.equal(smaller(inputs_of(before).double()), outputs(before, own, training=False))
 
 
 def test_a_narrow_network_of_its_own_starts_as_strongly_as_the_whole() -> None:

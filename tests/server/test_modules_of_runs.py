@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from subfleet.elastic.building import network_of
+from subfleet.aggregation.views import View, imitate_client
+from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.model_state import ModelState
 from subfleet.journal.database import open_database
@@ -186,6 +187,10 @@ def test_a_frozen_part_begins_with_given_weights(folder: Path) -> None:
     whole = create_context(run, "r").first.candidates[-1]
     assert whole.parameters == 65 * 1100 + 1101 * 10
     assert whole.weight_bytes == whole.update_bytes == 4 * 1101 * 10, "links need not carry what is frozen"
+    network = create_context(run, "r").network
+    client = imitate_client(network, network.full_architecture())
+    view = View.of(run.roles, network, ModelState.first(init_state(network, 0)), client)
+    assert view.untrained == 1101 * 10 / whole.parameters, "what is frozen is not to be trained"
     with pytest.raises(
         ConfigError, match=r"method 'fedfa' scales or maps every weight .* leaves 2 tensors as they are"
     ):

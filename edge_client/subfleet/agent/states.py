@@ -78,7 +78,7 @@ class Saved:
         updates: answers without an ack, as are refusals, deployed, scores and evaluated.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated, the newest last.
-        frozen: digests of the weights that trainings left as they are, the newest last.
+        frozen: digests of the last frozen weights, the newest last.
         survival: the deaths of this device's processes during work, and their consequence.
     """
 
@@ -160,7 +160,7 @@ class AgentState:
         pending: messages without an ack.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated.
-        frozen: digests of the weights that trainings left as they are.
+        frozen: digests of the last frozen weights.
         survival: the deaths of this device's processes during work, and their consequence.
         reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.

@@ -14,7 +14,6 @@ The figures are for the whole process, so only one job may be measured at a time
 
 import ctypes
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +23,7 @@ from subfleet.protocol.errors import MemoryLimitError
 _PROC = Path("/proc/self")
 _RESET_HIGH_WATER = "5"
 _KIBIBYTE = 1024
+_SIZES = frozenset({"VmHWM", "VmRSS", "RssAnon", "RssFile"})
 
 
 def release_free_memory() -> None:
@@ -61,11 +61,10 @@ class MemoryWatch:
     def __init__(self, limit_bytes: int, proc: Path = _PROC, *, held_bytes: int = 0) -> None:
         release_free_memory()
         self._limit_bytes = limit_bytes
-        self._proc = proc
-        self._peak_bytes = _make_peak_reader(proc)
+        self._status, self._peak_field = proc / "status", _start_mark(proc)
         self._growth_bytes = 0
-        self._base_bytes = self._peak_bytes() - held_bytes
-        self._base_file_bytes = self._read_bytes("RssFile") or 0
+        self._base_bytes, self._base_file_bytes = self._measure_peak()
+        self._base_bytes -= held_bytes
         self._base_own_bytes = (self._measure_own_bytes() or 0) - held_bytes
 
     def measure_held_bytes(self) -> int:
@@ -75,18 +74,23 @@ class MemoryWatch:
 
     def growth_bytes(self) -> int:
         """Measure the largest growth so far, without pages of files that were mapped since."""
-        mapped_bytes = max((self._read_bytes("RssFile") or 0) - self._base_file_bytes, 0)
-        self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes - mapped_bytes)
+        peak_bytes, file_bytes = self._measure_peak()
+        mapped_bytes = max(file_bytes - self._base_file_bytes, 0)
+        self._growth_bytes = max(self._growth_bytes, peak_bytes - self._base_bytes - mapped_bytes)
         return self._growth_bytes
+
+    def _measure_peak(self) -> tuple[int, int]:
+        """The high-water mark, and the present pages of files; 0 of these where the kernel does not list them."""
+        if not self._peak_field:
+            return _read_largest_bytes(), 0
+        sizes = _read_status(self._status)
+        return sizes[self._peak_field], sizes.get("RssFile", 0)
 
     def _measure_own_bytes(self) -> int | None:
         """Memory without pages of files (with them on kernels before 4.5); None if it cannot be read."""
-        own_bytes = self._read_bytes("RssAnon")
-        return self._read_bytes("VmRSS") if own_bytes is None else own_bytes
-
-    def _read_bytes(self, field: str) -> int | None:
-        with suppress(OSError, KeyError):
-            return _read_status_bytes(self._proc / "status", field)
+        with suppress(OSError):
+            sizes = _read_status(self._status)
+            return sizes.get("RssAnon", sizes.get("VmRSS"))
         return None
 
     def check(self) -> None:
@@ -99,26 +103,24 @@ class MemoryWatch:
             raise MemoryLimitError(needed_bytes=self._growth_bytes, limit_bytes=self._limit_bytes)
 
 
-def _make_peak_reader(proc: Path) -> Callable[[], int]:
+def _start_mark(proc: Path) -> str:
+    """Reset the high-water mark; returns the field to read then, or "" if there is none."""
     status = proc / "status"
-    try:
-        _read_status_bytes(status, "VmRSS")
-    except (OSError, KeyError):
-        return _read_largest_bytes
-    try:
-        (proc / "clear_refs").write_text(_RESET_HIGH_WATER)
-        _read_status_bytes(status, "VmHWM")
-    except (OSError, KeyError):
-        return lambda: _read_status_bytes(status, "VmRSS")
-    return lambda: _read_status_bytes(status, "VmHWM")
+    with suppress(OSError):
+        present = _read_status(status)
+        with suppress(OSError):
+            (proc / "clear_refs").write_text(_RESET_HIGH_WATER)
+            if "VmHWM" in present:
+                return "VmHWM"
+        if "VmRSS" in present:
+            return "VmRSS"
+    return ""
 
 
-def _read_status_bytes(status: Path, field: str) -> int:
-    for line in status.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * _KIBIBYTE
-    raise KeyError(field)
+def _read_status(status: Path) -> dict[str, int]:
+    """The process's sizes in bytes that are listed, read at once."""
+    pairs = (line.partition(":") for line in status.read_text().splitlines())
+    return {name: int(value.split()[0]) * _KIBIBYTE for name, _, value in pairs if name in _SIZES}
 
 
 def _read_largest_bytes() -> int:

@@ -6,25 +6,19 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class ExplicitFamily(Protocol):
-    """The settings of a network that list all its parts.
-
-    Attributes:
-        frozen: names of the tensors that training leaves as they are.
-        awaited: names of the frozen tensors whose values must be given, because they are not in the settings.
-        hindrance: why the network cannot grow block by block, such as "has no residual blocks"; empty if it can.
-    """
+    """The settings of a network that list all its parts."""
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """See above."""
+        """Names of the tensors that training does not change."""
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """See above."""
+        """Names of the frozen tensors whose values must be given, because they are not in the settings."""
 
     @property
     def hindrance(self) -> str:
-        """See above."""
+        """Why the network cannot grow block by block, such as "has no residual blocks"; empty if it can."""
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Any:
         """The settings with other sizes of axes, by name."""

@@ -28,13 +28,7 @@ from subfleet.elastic.families.records.blocks import (
 from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.resizing import (
-    AXES_OF_BLOCKS,
-    has_section_widths,
-    has_setting,
-    head_widths,
-    resize,
-)
+from subfleet.elastic.resizing import AXES_OF_BLOCKS, has_section_widths, has_setting, head_widths, resize
 from subfleet.protocol.errors import ConfigError
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
@@ -163,11 +157,11 @@ def deepen_cell(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
         for _ in range(count):
             grown, last = grown.with_copy(last)
         return cast("_FamilyT", grown)
-    numbers = {block_name(cell.section, number): number for number in block_numbers(config)[cell.section]}
-    after = numbers[cell.name]
+    numbers = block_numbers(config)[cell.section]
+    after = next((number for number in numbers if block_name(cell.section, number) == cell.name), -1)
     for _ in range(count):
-        config, after = insert_block(config, section=cell.section, after=after), max(numbers.values()) + 1
-        numbers[cell.name] = after
+        newest = max(block_numbers(config)[cell.section]) + 1
+        config, after = insert_block(config, section=cell.section, after=after), newest
     return config
 
 

@@ -3,7 +3,7 @@
 It also records which elements devices have trained, and so which part is the model.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -61,19 +61,11 @@ class ModelState:
     others: "Mapping[str, ModelState]" = field(default_factory=_empty)
 
     @classmethod
-    def first(cls, shared: Tensors, lineage: Lineage | None = None, *, frozen: Collection[str] = ()) -> "ModelState":
-        """The initial state of a network: drawn weights are untrained, those of another network are trained.
-
-        Args:
-            shared: its tensors.
-            lineage: where it comes from, if it has an id.
-            frozen: names of the tensors that are not to be trained.
-        """
+    def first(cls, shared: Tensors, lineage: Lineage | None = None) -> "ModelState":
+        """The initial state of a network: drawn weights are untrained, those of another network are trained."""
         if lineage is not None and not isinstance(lineage.map, Drawn):
             return cls(shared=shared, lineage=lineage)
-        untrained = {
-            name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in shared.items() if name not in frozen
-        }
+        untrained = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in shared.items()}
         return cls(shared=shared, lineage=lineage, untrained=untrained)
 
     def of(self, network_id: str) -> "ModelState":

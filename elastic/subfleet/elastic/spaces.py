@@ -28,9 +28,9 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[Architectur
 
     An axis keeps `ceil(rate * size)` indices, rounded up to whole groups, or its fewest. Rates with the same widths
     give one submodel, named after the largest rate. A name such as "w1/2 d2-1" contains the rate and the number of
-    blocks of each section, including those that are always kept. If the sections have more than 256 combinations of
-    depths, all shrink alike: the k-th depth keeps the same fraction of each section's blocks. If a block with different
-    input and output axes is left out, both axes keep the size of the shorter.
+    blocks of each section, also of blocks that are always kept. If the sections have more than 256 combinations of
+    depths, they shrink together: the k-th depth keeps the same fraction of each section's blocks. If a block with
+    different input and output axes is left out, both axes keep the size of the shorter.
 
     Args:
         network: the network.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 _FLOAT_BYTES = 4
 
 
+@lru_cache(maxsize=64)  # searches ask for it with every candidate
 def list_frozen(network: Network) -> frozenset[str]:
     """Names of the tensors that training never changes."""
     return frozenset(name for name, decl in network.tensors.items() if decl.frozen)

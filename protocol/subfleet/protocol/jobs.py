@@ -31,7 +31,7 @@ class Job(Generic[WorkT_co]):
         work: what to do.
         program_path: the packed program; it must be made for the work.
         weights_path: container of the submodel's weights and buffers.
-        frozen_path: container of those that training leaves as they are, if they are not with the others.
+        frozen_path: container of the weights that training does not change; None if they are in `weights_path`.
         output_path: where training writes the container of the change (new minus old), and calibration its sums; other
             work writes nothing.
         data: the data set, as `--data` or `--held-out` names it.

@@ -99,8 +99,8 @@ class TaskSubmodel:
         architecture: identifies the submodel.
         program: trains, scores or evaluates it; for a deploy task, an inference model.
         weights: the initial weights; None for a deploy task.
-        frozen: the weights that training leaves as they are, if it leaves any: the same in every round, so that a
-            device fetches them once, as it does a program.
+        frozen: the weights that training does not change, in a blob of their own, which a device fetches once; None if
+            training changes all.
     """
 
     architecture: Architecture

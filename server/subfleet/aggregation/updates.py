@@ -34,7 +34,7 @@ def encode_submodel(
         network: the network.
         architecture: of the submodel.
         state: tensors of the whole network.
-        frozen: only those that training leaves as they are, or only the others; None for all.
+        frozen: True encodes only the frozen tensors, False only the trained ones, None all.
     """
     weights = {
         name: tensor.cpu().numpy()

@@ -12,6 +12,7 @@ from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.update_form import list_frozen
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
@@ -73,15 +74,14 @@ class View:
 
     @property
     def untrained(self) -> float:
-        """The fraction of the submodel that no device has trained, 0 to 1; the client's copies count."""
+        """The fraction of the submodel that no device has trained but should, 0 to 1; the client's copies count."""
         # With an exchange, the client's elements are not elements of the model.
         if not self.state.untrained or self.exchange is not None:
             return 0.0
         maps = tensor_maps(self.network, self.client.architecture)
+        marked = self.state.untrained.keys() - list_frozen(self.network)
         shared = (name for name in maps if name not in self.state.copies.get(self.groups.get(name, ""), {}))
-        lacking = sum(
-            int(maps[name].extract(self.state.untrained[name]).sum()) for name in shared if name in self.state.untrained
-        )
+        lacking = sum(int(maps[name].extract(self.state.untrained[name]).sum()) for name in shared if name in marked)
         return lacking / sum(math.prod(shape) for shape in self.network.shapes(self.client.architecture).values())
 
 

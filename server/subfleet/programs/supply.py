@@ -75,7 +75,7 @@ def derive_evaluate_request(export: TrainRequest) -> EvaluateRequest:
 
 _LOG = logging.getLogger(__name__)
 _Part = Literal["training", "frozen", "evaluation"]
-"""The weights for a training, without those that it leaves as they are; these; and all weights for an evaluation."""
+"""The trained weights, the frozen weights, or all weights as an evaluation uses them."""
 _LANE = "weights"
 
 

@@ -132,7 +132,7 @@ class CheckRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTask:
-    """The program and the weights of a task; those that training leaves as they are may be a file of their own."""
+    """The program and the weights of a task; a training's frozen weights are a blob of their own."""
 
     program: ProgramRef
     weights: BlobRef

@@ -31,8 +31,7 @@ class Candidate:
     Attributes:
         training_memory_bytes: by program target, the estimated growth of the device's process while it trains; a target
             that cannot train the submodel is missing. The plan of the exported program decides in the end.
-        weight_bytes: of its weights, which travel to a device; those that training leaves as they are do so once, and
-            are not counted.
+        weight_bytes: of its weights, which travel to a device in each round; frozen ones travel once and do not count.
         update_bytes: of an update, which travels back, at most, as its codec writes it.
         forward_macs: multiply-accumulates of one sample's forward pass.
     """

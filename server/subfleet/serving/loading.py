@@ -13,7 +13,6 @@ from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.elastic.permuting import permute, rank_indices
 from subfleet.elastic.recording.adapters import DOWN, UP
-from subfleet.elastic.update_form import list_frozen
 from subfleet.journal.journal import Journal
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
@@ -70,13 +69,12 @@ def _load_first_model(context: RunContext, state: RunState) -> ModelState:
     if not first.living:
         model = ModelState(shared={})
     elif given is None:
-        model = ModelState.first(init_state(context.network, seed), frozen=list_frozen(context.network))
+        model = ModelState.first(init_state(context.network, seed))
     else:
         model = _read_first_weights(given, context.network, seed)
     for lineage in others:
-        network = context.get_declared(lineage).network
-        drawn = ModelState.first(init_state(network, seed), lineage, frozen=list_frozen(network))
-        model = model.with_network(lineage.id, drawn)
+        drawn = init_state(context.get_declared(lineage).network, seed)
+        model = model.with_network(lineage.id, ModelState.first(drawn, lineage))
     return model if first.living else model.without_network(first.id, first)
 
 

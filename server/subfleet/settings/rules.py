@@ -113,8 +113,8 @@ def _check_frozen(
     if frozen and method.roles().aggregator.transform is not None:
         yield (
             f"method {method.TYPE!r} scales or maps every weight that clients send, but training leaves "
-            f"{len(frozen)} tensors as they are, such as {frozen[0]!r}; choose another method, or "
-            "train them"
+            f"{len(frozen)} tensors as they are, such as {frozen[0]!r}; choose another method, "
+            "train them, or register buffers with persistent=False"
         )
 
 

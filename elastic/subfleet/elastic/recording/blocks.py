@@ -7,12 +7,9 @@ from torch import Tensor, nn
 from subfleet.elastic.recording.calls import Call, LayerSpan
 from subfleet.elastic.recording.dimensions import resolve
 from subfleet.elastic.recording.following import DimensionFollower
+from subfleet.elastic.recording.functions import SUMS
 from subfleet.elastic.recording.run import ModuleRun
 
-_ADDING = frozenset(
-    f"torch.{name}"
-    for name in ("add", "Tensor.add", "Tensor.add_", "Tensor.__add__", "Tensor.__iadd__", "Tensor.__radd__")
-)  # fmt: skip
 _PASSING = frozenset(
     f"torch.{name}"
     for name in (
@@ -57,7 +54,7 @@ def _passes_on(source: Tensor, result: Tensor, calls: tuple[Call, ...]) -> bool:
     for call in calls:
         given = list(_list_given(call))
         part_of = [tensor for tensor in given if any(tensor is own for own in sums)]
-        if call.name in _ADDING and len(given) == 2:
+        if call.name in SUMS and len(given) == 2:
             if part_of or any(tensor is source for tensor in given):
                 sums.append(call.out)
         elif call.name in _PASSING and part_of:

@@ -135,7 +135,7 @@ class LoggingMode(TorchFunctionMode):
 def _normalise_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call that replaces a `torch.nn.functional.batch_norm` of a weight: a norm of each channel.
 
-    A norm of a batch would be taken for one over samples, of which some may be padding.
+    The exporter treats a batch norm as a norm over samples, some of which may be padding.
     """
     given = inspect.signature(functional.batch_norm).bind(*args, **kwargs).arguments
     weight = given["input"]

@@ -1,7 +1,7 @@
-"""Finds what keeps a network from growing by copies of an axis' indices.
+"""Finds the axes whose indices growth cannot copy.
 
-Copies of an index compute the same, so that whoever reads them divides its weights among them. This needs every tensor
-to read the index where weights are expected to (all dimensions but the first), and nothing else to combine indices.
+Growth copies the rows of weights that compute an index, and divides the columns of weights that read it. It takes the
+first dimension of a weight for rows and all others for columns, so an axis must not be used in any other way.
 """
 
 from collections.abc import Iterator

@@ -51,3 +51,13 @@ def name_function(function: Any) -> str:
     if getattr(torch, own, None) is function:
         return f"torch.{own}"
     return resolve_name(function) or own
+
+
+def list_forms(*names: str) -> frozenset[str]:
+    """The names of functions with those of their methods and of their forms that change their input."""
+    prefixes = ("torch", "torch.Tensor", "torch.nn.functional")
+    return frozenset(f"{prefix}.{name}{suffix}" for prefix in prefixes for name in names for suffix in ("", "_"))
+
+
+SUMS = list_forms("add") | {f"torch.Tensor.{name}" for name in ("__add__", "__iadd__", "__radd__")}
+"""Functions that add two tensors."""

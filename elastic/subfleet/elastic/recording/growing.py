@@ -19,7 +19,7 @@ def resize_record(record: NetworkRecord, sizes: Mapping[str, int]) -> NetworkRec
     """A network with other sizes of axes. Deviations of first weights follow the number of inputs of their layer.
 
     Raises:
-        ConfigError: a tensor with values of its own, such as a table of positions, would change its size.
+        ConfigError: the size of a tensor with fixed values, such as a table of positions, would change.
     """
     before = {axis.name: axis.size for axis in record.axes}
     whole, resized = (add_sums(record.sums, own) for own in (before, {**before, **sizes}))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.elastic.recording.functions import SUMS, list_forms
 from subfleet.elastic.recording.record import NetworkRecord
 
 _Call = Sequence[Any]
@@ -23,26 +24,19 @@ def find_silencing(record: NetworkRecord) -> frozenset[str]:
     return frozenset(tensors)
 
 
-def _named(*names: str) -> frozenset[str]:
-    """The names of functions with those of their methods and of their forms that change their input."""
-    prefixes = ("torch", "torch.Tensor", "torch.nn.functional")
-    return frozenset(f"{prefix}.{name}{suffix}" for prefix in prefixes for name in names for suffix in ("", "_"))
-
-
-_SUMS = _named("add") | {f"torch.Tensor.{name}" for name in ("__add__", "__iadd__", "__radd__")}
-_PRODUCTS = _named("mul", "multiply") | {f"torch.Tensor.{name}" for name in ("__mul__", "__imul__", "__rmul__")}
-_KEPT = _named("relu", "relu6")
+_PRODUCTS = list_forms("mul", "multiply") | {f"torch.Tensor.{name}" for name in ("__mul__", "__imul__", "__rmul__")}
+_KEPT = list_forms("relu", "relu6")
 """Functions that change nothing where they were applied before."""
-_RETURNED = _named("contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "float", "to")
+_RETURNED = list_forms("contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "float", "to")
 """Functions that may return their input itself."""
-_ZERO_AT_ZERO = _KEPT | _RETURNED | _named(
+_ZERO_AT_ZERO = _KEPT | _RETURNED | list_forms(
     "__getitem__", "adaptive_avg_pool2d", "avg_pool2d", "clone", "div", "expand", "flatten", "gelu", "hardswish",
     "leaky_relu", "mean", "movedim", "pad", "permute", "reshape", "reshape_as", "roll", "silu", "squeeze", "tanh",
     "transpose", "unflatten", "unsqueeze", "view",
 ) | {"torch.Tensor.__truediv__"}  # fmt: skip
 _LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
-        **dict.fromkeys(_named("linear", "conv1d", "conv2d", "conv3d"), (1, 2)),
+        **dict.fromkeys(list_forms("linear", "conv1d", "conv2d", "conv3d"), (1, 2)),
         "torch.nn.functional.batch_norm": (3, 4),
         "torch.nn.functional.layer_norm": (2, 3),
         "torch.nn.functional.group_norm": (2, 3),
@@ -58,7 +52,7 @@ def _find_closing(calls: Sequence[_Call], source: int, out: int) -> set[str]:
         given = list(_list_values(args))
         if current not in given or (name in _RETURNED and result == current and not _is_in_place(args, kwargs)):
             continue
-        if name in _SUMS and len(given) == 2:
+        if name in SUMS and len(given) == 2:
             other = given[1] if given[0] == current else given[0]
             closing = _close(calls[:position], other)
             if not closing:
@@ -94,7 +88,7 @@ def _close_call(before: Sequence[_Call], name: str, args: Sequence[Any], kwargs:
     if name in _PRODUCTS:
         factors = [factor["state"] for factor in args if isinstance(factor, dict) and "state" in factor]
         return set(factors[:1]) or next(filter(None, (_close(before, value) for value in _list_values(args))), set())
-    if name in _SUMS:
+    if name in SUMS:
         parts = [_close_operand(before, item) for item in args]
         return set().union(*parts) if len(parts) == 2 and all(parts) else set()
     if name in _ZERO_AT_ZERO and args and "value" in (args[0] if isinstance(args[0], dict) else {}):
