@@ -32,9 +32,9 @@ BUILD_NATIVE = EXECUTORCH_ROOT="$$($(BIN)/python -c 'import importlib.util as u;
 demo: $(VENV)/.demo
 	$(BIN)/subfleet run quickstart $(ARGS)
 
-# Three at once on two cores: some tests wait for links that are as slow as real ones.
+# Four at once on two cores: some tests wait for links that are as slow as real ones.
 test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.package-lock.json
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 quick: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not broker and not export and not long" $(ARGS)

@@ -25,6 +25,7 @@ from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
 from subfleet.export.memory.blocks import activation_peak_bytes
 from subfleet.export.memory.executorch_plan import BASE_BYTES, HeapGrowth, plan_executorch
+from subfleet.export.memory.heap import measure_passing_bytes
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.programs import export_program, write_program
 from subfleet.export.requests import TrainRequest
@@ -91,6 +92,27 @@ def test_a_plan_does_not_depend_on_the_processor_that_measured_it(
     assert {packing.width: packing.more_bytes for packing in plan.packings} == {
         width: size - packed_bytes[16] for width, size in packed_bytes.items() if width != 16
     }
+
+
+def test_a_plan_has_room_for_a_workspace_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    growth = HeapGrowth(load_bytes=0, step_bytes=0, scratch_bytes=0, passing_bytes=2_600_000)
+    monkeypatch.setattr(executorch_plan, "heap_growth", lambda *_, **__: growth)
+    step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
+    plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[])
+    assert plan.activation_bytes == 500 + 2_000_000, "and one in the part of every plan"
+
+
+@pytest.mark.parametrize("resettable", [False, True])
+def test_memory_that_comes_and_goes_is_measured_if_the_kernel_tells(tmp_path: Path, *, resettable: bool) -> None:
+    if not resettable:
+        (tmp_path / "clear_refs").mkdir()
+    sizes = iter([500, 400])
+
+    def run() -> None:
+        (tmp_path / "status").write_text(f"VmHWM:\t {next(sizes)} kB\nVmRSS:\t {next(sizes)} kB\n")
+
+    assert measure_passing_bytes(run, tmp_path) == (100 * 1024 if resettable else 0)
+    assert measure_passing_bytes(lambda: None, tmp_path / "nowhere") == 0
 
 
 class Block(nn.Module):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from subfleet.device_profiles import detect_packing_width
 from subfleet.export.memory.executorch_plan import heap_growth
-from subfleet.export.memory.heap import heap_bytes
+from subfleet.export.memory.heap import heap_bytes, measure_passing_bytes
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.executorch_program import lower_to_executorch
@@ -70,6 +71,25 @@ def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -
     assert rows[1] - rows[0] > 1_000
     packed_bytes = load_bytes[1] - load_bytes[0]
     assert 2 ** round(math.log2(packed_bytes / (4 * (rows[1] - rows[0])))) == detect_packing_width()
+
+
+@pytest.mark.skipif(measure_passing_bytes(lambda: np.ones(10**6).sum()) == 0, reason="this kernel keeps no peak")
+def test_a_workspace_takes_more_while_it_grows() -> None:
+    """The second region's workspace is twice as large as the first one's, which goes when the second one is there."""
+
+    def run(x: Tensor) -> Tensor:
+        first = torch.cumsum(((x + 1) * 2).relu(), 1)
+        return ((torch.cat([first, first], 1) + 1) * 2).relu().sum(1)
+
+    count = 2 * 10**6
+    body = bytes(lower_to_executorch(delegate(graph_of(run, normal(1, count))), {}).buffer)
+    argument = ValueInfo(name="x", dtype="F32", shape=(1, count), role="input")
+    result = ValueInfo(name="y", dtype="F32", shape=(1,), role="loss")
+    growth = heap_growth(body, (argument,), (result,), arena_bytes=0)
+    assert growth is not None
+    first_bytes = 4 * count
+    assert growth.step_bytes == pytest.approx(2 * first_bytes, rel=0.1)
+    assert growth.passing_bytes == pytest.approx(first_bytes, rel=0.1)
 
 
 def targets(graph: fx.GraphModule) -> set[Any]:

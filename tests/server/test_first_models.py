@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from server.first_models import load_first_model
 from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
@@ -19,13 +20,8 @@ from subfleet.elastic.lineage import Lineage, Replicated
 from subfleet.elastic.model_state import ModelState, pack_state
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.cache import CacheFolder
-from subfleet.journal.database import open_database
-from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
-from subfleet.rounds.state import RunState
-from subfleet.serving.loading import load_model
-from subfleet.serving.run_context import create_context
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
@@ -155,21 +151,16 @@ def test_a_fingerprint_has_the_first_weights_but_not_the_path_of_their_file(grow
     assert select_outcome_settings(other) != select_outcome_settings(run)
 
 
-def first_model(run: Run, folder: Path) -> ModelState:
-    """The model of a run that has not begun."""
-    engine = open_database(folder)
-    run_id = begin_run(engine, name=run.name, settings=run.fingerprint(), round_count=run.rounds)
-    return load_model(create_context(run, run_id), RunState(), Journal(engine, run_id), folder)
-
-
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
     run = resolve_model(borrow(run="grown", network="m2", weights=True), grown)
-    shared = first_model(run, grown / "grown").shared
+    shared = load_first_model(run, grown / "grown").shared
     expected = init_state(network_of(run.model), 2)
     assert list(shared) == list(expected), "in the order in which the network declares them"
     assert all(shared[name].equal(tensor) for name, tensor in expected.items())
-    drawn = first_model(resolve_model(replace(borrow(run="grown", network="m2"), name="drawn"), grown), grown / "grown")
+    drawn = load_first_model(
+        resolve_model(replace(borrow(run="grown", network="m2"), name="drawn"), grown), grown / "grown"
+    )
     own = init_state(network_of(run.model), run.seed)
     assert all(drawn.shared[name].equal(tensor) for name, tensor in own.items())
 
@@ -189,7 +180,7 @@ def test_weights_of_another_file_or_network_are_refused(
 ) -> None:
     run = resolve_model(borrow(run="grown", network="m2", weights=True), grown)
     with pytest.raises(error, match=words):
-        first_model(replace(run, first_weights=replace(run.first_weights, **change)), grown / "grown")  # type: ignore[type-var]
+        load_first_model(replace(run, first_weights=replace(run.first_weights, **change)), grown / "grown")  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize(
@@ -395,6 +386,6 @@ def test_a_run_of_a_submodel_is_listed_as_one_and_passes_on_its_untrained_elemen
     (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
     cost = estimate_cost(network, size, batch_size=1)
     assert (row["submodel"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
-    loaded = first_model(resolve_model(borrow(run="part", weights=True), grown), part)
+    loaded = load_first_model(resolve_model(borrow(run="part", weights=True), grown), part)
     assert loaded.untrained.keys() == marks.keys()
     assert all(mark.equal(loaded.untrained[name]) for name, mark in marks.items())

@@ -4,27 +4,27 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from server.first_models import load_first_model
 from torch import nn
 
 from subfleet.aggregation.views import View, imitate_client
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.model_state import ModelState
-from subfleet.journal.database import open_database
-from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture, Prefix
-from subfleet.rounds.state import RunState
-from subfleet.serving.loading import load_model
 from subfleet.serving.run_context import create_context
 from subfleet.settings.named_networks import declare_network, find_client_network
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
+from subfleet.tasks.arrays_file import make_dataset
 
+SAMPLES = make_dataset(np.random.default_rng(0).random((32, 1, 8, 8), np.float32), np.arange(32) % 10, "drawn")
 _NAMED = 'module = "code_of_a_test:build"\n'
 _CODE = """
 from torch import nn
@@ -86,13 +86,13 @@ def test_a_run_begins_with_the_weights_of_a_module(folder: Path) -> None:
     save_file({**module.state_dict(), **unused}, folder / "trained.safetensors")
     model = 'module = "code_of_a_test:build_with_norm"\ninput_shape = [1, 8, 8]\nweights = "trained.safetensors"'
     run = read_run(write(folder, model))
-    shared = first_model(run, folder).shared
+    shared = load_first_model(run, folder, SAMPLES).shared
     assert list(shared) == list(network_of(run.model).tensors)
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in shared.items())
     assert shared["1.running_var"].std() > 0, "statistics are taken, too"
     (folder / "other").mkdir()
     other = replace(run, first_weights=None, name="other")
-    assert not torch.equal(first_model(other, folder / "other").shared["0.weight"], shared["0.weight"])
+    assert not torch.equal(load_first_model(other, folder / "other", SAMPLES).shared["0.weight"], shared["0.weight"])
 
 
 def test_weights_that_are_missing_are_reported(folder: Path) -> None:
@@ -105,14 +105,7 @@ def test_weights_of_another_network_are_refused(folder: Path) -> None:
     save_file({"1.weight": torch.zeros(8, 64)}, folder / "trained.safetensors")
     run = read_run(write(folder, _NAMED + 'input_shape = [1, 8, 8]\nweights = "trained.safetensors"'))
     with pytest.raises(ConfigError, match="do not fit the run's model"):
-        first_model(run, folder)
-
-
-def first_model(run: Run, folder: Path) -> ModelState:
-    """The model of a run that has not begun."""
-    engine = open_database(folder)
-    run_id = begin_run(engine, name=run.name, settings=run.fingerprint(), round_count=run.rounds)
-    return load_model(create_context(run, run_id), RunState(), Journal(engine, run_id), folder)
+        load_first_model(run, folder, SAMPLES)
 
 
 def test_what_is_stored_needs_no_code(folder: Path) -> None:
@@ -160,18 +153,27 @@ def save_module(folder: Path) -> None:
 _WIDE = _NAMED + "input_shape = [1, 8, 8]\narguments = { width = 1100 }\n"
 
 
-def test_given_weights_are_sorted_and_compute_the_same(folder: Path) -> None:
+def list_importances(order: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """By hidden unit."""
+    if order == "importance":
+        return tensors["1.weight"].abs().sum(1) + tensors["1.bias"].abs() + tensors["3.weight"].abs().sum(0)
+    images = torch.from_numpy(SAMPLES.inputs).flatten(1)
+    hidden = (images @ tensors["1.weight"].T + tensors["1.bias"]).relu()
+    return hidden.mean(0) * tensors["3.weight"].abs().sum(0)
+
+
+@pytest.mark.parametrize("order", ["importance", "activations"])
+def test_given_weights_are_sorted_and_compute_the_same(folder: Path, order: str) -> None:
     save_module(folder)
     models = []
-    for order in ("given", "importance"):
-        (folder / order).mkdir()
-        run = read_run(write(folder, f'{_WIDE}weights = "trained.safetensors"\norder = "{order}"'))
-        models.append(dict(first_model(run, folder / order).shared))
+    for own in ("given", order):
+        (folder / own).mkdir()
+        run = read_run(write(folder, f'{_WIDE}weights = "trained.safetensors"\norder = "{own}"'))
+        models.append(dict(load_first_model(run, folder / own, SAMPLES).shared))
     given, ordered = models
-    norms = [tensors["1.weight"].abs().sum(1) + tensors["1.bias"].abs() for tensors in (given, ordered)]
-    norms = [own + tensors["3.weight"].abs().sum(0) for own, tensors in zip(norms, (given, ordered), strict=True)]
-    assert not torch.equal(norms[0], norms[1])
-    torch.testing.assert_close(norms[1], norms[0].sort(descending=True).values)
+    before, after = (list_importances(order, tensors) for tensors in models)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, before.sort(descending=True).values)
     assert all(
         torch.equal(given[name].flatten().sort().values, ordered[name].flatten().sort().values) for name in given
     )
@@ -201,7 +203,7 @@ def test_adapters_are_drawn_beside_given_weights(folder: Path) -> None:
     save_module(folder)
     lora = 'weights = "trained.safetensors"\nlora = { rank = 4, targets = ["1"], train = ["3"] }'
     run = read_run(write(folder, _WIDE + lora))
-    model, trained = first_model(run, folder).shared, load_file(folder / "trained.safetensors")
+    model, trained = load_first_model(run, folder, SAMPLES).shared, load_file(folder / "trained.safetensors")
     assert all(torch.equal(model[name], tensor) for name, tensor in trained.items())
     assert model.keys() - trained.keys() == {"1.lora_down", "1.lora_up"}
     assert not model["1.lora_up"].any()

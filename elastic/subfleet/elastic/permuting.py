@@ -74,10 +74,11 @@ def rank_indices(
         for axis, own in reduce_to_axes(network, decl, energy, partial(torch.sum, dim=1)):
             if axis in sums:
                 sums[axis] += own.cpu()
-    return {name: _order(network.axes[name], own) for name, own in sums.items()}
+    return {name: order_indices(network.axes[name], own) for name, own in sums.items()}
 
 
-def _order(axis: Axis, sums: Tensor) -> tuple[int, ...]:
+def order_indices(axis: Axis, sums: Tensor) -> tuple[int, ...]:
+    """The indices of an axis by their importance, largest first; those of a group stay together."""
     groups = sums.reshape(-1, axis.granularity).sum(1)
     order = torch.sort(groups, descending=True, stable=True).indices.tolist()
     step = axis.granularity

@@ -3,9 +3,11 @@
 import hashlib
 from pathlib import Path
 
+import torch
 from safetensors.torch import load
 
 from subfleet.aggregation.checkpoint import checkpoint_path, load_checkpoint
+from subfleet.elastic.activations import rank_by_activations
 from subfleet.elastic.building import init_state
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.inheriting import inherit
@@ -25,20 +27,32 @@ from subfleet.rounds.networks import list_first_attempts, list_lineages
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
+from subfleet.tasks import Dataset
 
+_MOST_SAMPLES = 256
+"""Samples by which weights are sorted."""
 _ADAPTERS = (f".{DOWN}", f".{UP}")
 """Ends of the names of tensors that the saved state of a module lacks."""
 
 
-def load_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
+def load_model(
+    context: RunContext, state: RunState, journal: Journal, checkpoints: Path, samples: Dataset
+) -> ModelState:
     """The model from which the next round starts.
+
+    Args:
+        context: of the run.
+        state: of the run.
+        journal: of the run.
+        checkpoints: folder of the models after its rounds.
+        samples: the server's, by which given weights may be sorted.
 
     Raises:
         FileError: the checkpoint is missing, or the file of the first weights is missing or has changed.
         ConfigError: the first weights belong to another network.
     """
     if state.aggregated_round == 0:
-        return _load_first_model(context, state)
+        return _load_first_model(context, state, samples)
     sha256 = journal.checkpoint_sha256(state.aggregated_round)
     if sha256 is None:
         raise FileError(f"the journal has no checkpoint of round {state.aggregated_round}; restore the state folder")
@@ -62,7 +76,7 @@ def _add_networks(context: RunContext, state: RunState, model: ModelState) -> Mo
     return model
 
 
-def _load_first_model(context: RunContext, state: RunState) -> ModelState:
+def _load_first_model(context: RunContext, state: RunState, samples: Dataset) -> ModelState:
     """The first weights of every network that is in use before the first round."""
     seed, given = context.config.seed, context.config.first_weights
     first, *others = list_lineages(context, state.lineages)
@@ -71,14 +85,14 @@ def _load_first_model(context: RunContext, state: RunState) -> ModelState:
     elif given is None:
         model = ModelState.first(init_state(context.network, seed))
     else:
-        model = _read_first_weights(given, context.network, seed)
+        model = _read_first_weights(given, context.network, seed, samples)
     for lineage in others:
         drawn = init_state(context.get_declared(lineage).network, seed)
         model = model.with_network(lineage.id, ModelState.first(drawn, lineage))
     return model if first.living else model.without_network(first.id, first)
 
 
-def _read_first_weights(given: FirstWeights, network: Network, seed: int) -> ModelState:
+def _read_first_weights(given: FirstWeights, network: Network, seed: int, samples: Dataset) -> ModelState:
     """The given first weights, with tensors in the order of the network."""
     with explain_os_errors(f"first weights {given.file} cannot be read", "restore that file"):
         content = Path(given.file).read_bytes()
@@ -101,6 +115,9 @@ def _read_first_weights(given: FirstWeights, network: Network, seed: int) -> Mod
     shared = {name: weights[name] for name in network.tensors}
     if given.order == "importance":
         shared = permute(network, shared, rank_indices(network, shared, power=1))
+    elif given.order == "activations":
+        inputs = torch.from_numpy(samples.inputs[:_MOST_SAMPLES].copy())
+        shared = permute(network, shared, rank_by_activations(network, shared, inputs))
     return ModelState(shared=shared, untrained=stored.untrained)
 
 

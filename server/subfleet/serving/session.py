@@ -98,6 +98,7 @@ class Server:
     ) -> None:
         config, evaluation, validation = read_evaluation_data(config, samples)
         self.samples = evaluation
+        self._sorting_samples = evaluation if validation is None else validation
         self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
         self._clock = clock
@@ -236,7 +237,7 @@ class Server:
 
     def _renew(self) -> None:
         """Load the model of the current state."""
-        model = load_model(self.context, self.state, self._journal, self._places.checkpoints)
+        model = load_model(self.context, self.state, self._journal, self._places.checkpoints, self._sorting_samples)
         self.model = model.to(self._device)
         self._supply.renew(self.model)
 

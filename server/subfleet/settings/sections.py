@@ -147,11 +147,12 @@ class FirstWeights:
         file: `model.safetensors` of another run.
         sha256: of its content, which is part of the run's settings.
         network: id of the network in that file; empty for the one that its run began with.
-        order: "given", or "importance" to sort the indices of each axis by the L1 norm of their weights, so that narrow
-            submodels keep the most important ones; the network computes the same.
+        order: "given"; or the order of the indices of each axis in which narrow submodels keep the most important ones:
+            "importance" by the L1 norm of their weights, "activations" by what they contribute for the server's samples
+            (`subfleet.elastic.activations`). The network computes the same.
     """
 
     file: str = field(metadata=CHANGEABLE)
     sha256: str
     network: str = ""
-    order: Literal["given", "importance"] = field(default="given", metadata=ADDED_LATER)
+    order: Literal["given", "importance", "activations"] = field(default="given", metadata=ADDED_LATER)

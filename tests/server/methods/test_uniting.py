@@ -74,7 +74,7 @@ def make_retired(context: RunContext) -> Lineage:
 
 def load_first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelState:
     before = RunState(lineages=lineages)
-    return load_model(context, before, None, Path())  # type: ignore[arg-type]  # without a round, no journal is read
+    return load_model(context, before, None, Path(), None)  # type: ignore[arg-type]  # without a round, no journal is read
 
 
 def make_evolution_context(
