@@ -342,8 +342,8 @@ def test_a_record_is_the_same_in_every_process(tmp_path: Path) -> None:
         "def build():\n    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
     )
     program = (
-        "from subfleet.elastic.recording.loading import record_named\n"
-        "print(''.join(record_named('mine:build', {}, (4,)).recording))\n"
+        "from subfleet.elastic.recording.loading import make_module, record_network\n"
+        "print(''.join(record_network(make_module('mine:build', {}), (4,)).recording))\n"
     )
     texts = {
         subprocess.run(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subfleet.elastic.recording.loading import record_named, record_network
+from subfleet.elastic.recording.loading import make_module, record_network
 from subfleet.elastic.recording.record import pack_record, unpack_record
 from subfleet.elastic.recording.recorder import record_module
 from subfleet.elastic.recording.replaying import ReplayedModule
@@ -115,4 +115,4 @@ def test_a_name_that_gives_no_network_is_refused(case: str, tmp_path: Path, monk
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     name, message = NAMED[case]
     with pytest.raises(ConfigError, match=message):
-        record_named(name, {}, (4,))
+        make_module(name, {})

@@ -16,6 +16,7 @@ from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.recording.adapters import add_adapters
+from subfleet.elastic.recording.inputs import InputPart
 from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.recording.tuning import LoraSettings
 from subfleet.elastic.update_form import list_frozen
@@ -76,6 +77,44 @@ def test_unequal_devices_train_parts_of_it(runtime: str, few_bytes: int, exports
     assert float((predicted == torch.from_numpy(samples.labels)).float().mean()) == pytest.approx(
         result.rounds[-1].accuracy
     )
+
+
+class Halves(nn.Module):
+    """Classifies images by their upper and their lower half, which are inputs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.upper, self.lower, self.head = nn.Linear(32, 40), nn.Linear(32, 40), nn.Linear(80, 10)
+
+    def forward(self, lower: Tensor, upper: Tensor) -> Tensor:
+        features = torch.cat([self.upper(upper), self.lower(lower.flatten(1))], 1)
+        logits: Tensor = self.head(features.relu())
+        return logits
+
+
+def test_a_module_with_several_inputs_is_trained(exports: ExportPool) -> None:
+    inputs = {"upper": InputPart(shape=(32,)), "lower": InputPart(shape=(1, 4, 8))}
+    parts = [replace(part(index), inputs=part(index).inputs.reshape(-1, 64)) for index in (0, 1, 10)]
+    devices = tuple(
+        replace(client(name, index, 10**8, runtime=runtime), data=parts[index], test=None)
+        for index, (name, runtime) in enumerate((("ada", "onnx"), ("bob", "torch")))
+    )
+    run = config(
+        model=record_network(Halves(), (), inputs=inputs),
+        min_clients=2,
+        targets=("onnx", "torch"),
+        rates=(0.5, 1.0),
+        rounds=2,
+        training=TrainingSettings(epochs=4, batch_size=8, learning_rate=0.1),
+    )
+    result = run_batch(GatheredRun(run=run, devices=devices, evaluation=parts[-1]), exports)
+    trained = Halves()
+    trained.load_state_dict(dict(unpack_state(load(result.model)).shared))
+    images = torch.from_numpy(parts[-1].inputs)
+    predicted = trained(upper=images[:, :32], lower=images[:, 32:].reshape(-1, 1, 4, 8)).argmax(1)
+    accuracy = float((predicted == torch.from_numpy(parts[-1].labels)).float().mean())
+    assert accuracy == pytest.approx(result.rounds[-1].accuracy)
+    assert accuracy > 0.5, "of ten classes"
 
 
 class Block(nn.Module):

@@ -17,7 +17,7 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network, Places
-from subfleet.elastic.recording.loading import record_named
+from subfleet.elastic.recording.loading import make_module, record_network
 from subfleet.elastic.recording.record import unpack_record
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.cache import CacheFolder
@@ -146,7 +146,8 @@ def read_request(
     if ":" in text and not Path(text).exists():
         if overrides:
             raise ConfigError("--set changes the settings of a run, but a module has none; use --argument")
-        family = record_named(text, dict(map(_read_argument, arguments)), _read_shape(input_shape), symbols=symbols)
+        shape = _read_shape(input_shape)
+        family = record_network(make_module(text, dict(map(_read_argument, arguments))), shape, symbols=symbols)
         objective = ObjectiveSettings(name=_OBJECTIVES[family.PREDICTS])
         whole = network_of(family).full_architecture()
         return TrainRequest(

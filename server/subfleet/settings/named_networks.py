@@ -1,13 +1,14 @@
 """Networks as plain settings: published networks by name (presets), and the networks that clients declare."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, cast
 
 from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
 from subfleet.elastic.network import Family
+from subfleet.elastic.recording.inputs import InputPart
 from subfleet.elastic.recording.tuning import LoraSettings, Tuning
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, read_plain, to_plain
@@ -42,8 +43,9 @@ class ModuleSettings:
 
     Attributes:
         module: a function that returns a `torch.nn.Module`, or its class, such as "torchvision.models:resnet18".
-        input_shape: shape of one sample.
+        input_shape: shape of one sample; empty if `inputs` says it.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+        inputs: several inputs by the names of the module's arguments, which a sample holds one after another.
         keep: patterns of axes that stay whole.
         blocks: patterns of the blocks that a submodel can leave out.
         granularity: size of the groups of channels that are kept or dropped together.
@@ -53,8 +55,9 @@ class ModuleSettings:
     """
 
     module: str
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...] = ()
     symbols: int = 0
+    inputs: Mapping[str, InputPart] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ("*",)
     granularity: int = 1
@@ -72,17 +75,17 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: keys are unknown, missing or wrong, or the module cannot be imported or recorded.
     """
     from subfleet.elastic.recording.cuts import Cuts
-    from subfleet.elastic.recording.loading import record_named
+    from subfleet.elastic.recording.loading import make_module, record_network
 
     chosen = read_plain(ModuleSettings, {key: value for key, value in table.items() if key != "arguments"})
     arguments = table.get("arguments", {})
     if not isinstance(arguments, dict):
         raise ConfigError(f"arguments is {arguments!r:.80}, but must be a table of named arguments")
+    if bool(chosen.input_shape) == bool(chosen.inputs):
+        raise ConfigError("a module needs either input_shape, or inputs if it has several; set one of the two")
     cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity, min_width=chosen.min_width)
-    tuning = Tuning(freeze=chosen.freeze, lora=chosen.lora)
-    recorded = record_named(
-        chosen.module, arguments, chosen.input_shape, symbols=chosen.symbols, cuts=cuts, tuning=tuning
-    )
+    module = make_module(chosen.module, arguments, tuning=Tuning(freeze=chosen.freeze, lora=chosen.lora))
+    recorded = record_network(module, chosen.input_shape, symbols=chosen.symbols, inputs=chosen.inputs, cuts=cuts)
     plain: dict[str, Any] = to_plain(recorded)
     return plain
 

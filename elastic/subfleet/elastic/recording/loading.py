@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,51 +15,47 @@ from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.recording.adapters import add_adapters
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.freezing import freeze_parameters
+from subfleet.elastic.recording.inputs import Inputs, count_numbers, count_symbols
 from subfleet.elastic.recording.record import pack_record
 from subfleet.elastic.recording.recorder import record_module
 from subfleet.elastic.recording.tuning import EVERYTHING_TRAINED, Tuning
 from subfleet.protocol.errors import ConfigError
 
 
-def record_named(
-    name: str,
-    arguments: Mapping[str, Any],
-    input_shape: tuple[int, ...],
-    *,
-    symbols: int = 0,
-    cuts: Cuts = EVERYTHING,
-    tuning: Tuning = EVERYTHING_TRAINED,
-) -> Recorded:
-    """Import a module, and record it. Files in the current folder can be imported.
+def make_module(name: str, arguments: Mapping[str, Any], *, tuning: Tuning = EVERYTHING_TRAINED) -> nn.Module:
+    """Import a function, and make the module that it returns. Files in the current folder can be imported.
 
     Args:
         name: a function that returns a `torch.nn.Module`, or its class, such as "torchvision.models:resnet18".
         arguments: its named arguments.
-        input_shape: shape of one sample.
-        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
-        cuts: what may be cut.
         tuning: what training changes.
 
     Raises:
-        ConfigError: there is no such function, it fails, it returns no module, a pattern fits nothing in it, or it
-            cannot be recorded.
+        ConfigError: there is no such function, it fails, it returns no module, or a pattern fits nothing in it.
     """
     module = _make(name, arguments)
     if tuning.lora is not None:
         add_adapters(module, tuning.lora)
     freeze_parameters(module, tuning.freeze)
-    return record_network(module, input_shape, symbols=symbols, cuts=cuts)
+    return module
 
 
 def record_network(
-    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = EVERYTHING
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    symbols: int = 0,
+    inputs: Inputs = MappingProxyType({}),
+    cuts: Cuts = EVERYTHING,
 ) -> Recorded:
     """Record a module as the settings of a network; see `record_module`.
 
     Raises:
         ConfigError: the module cannot be recorded.
     """
-    record = record_module(module, input_shape, symbols=symbols, cuts=cuts)
+    if inputs:
+        input_shape, symbols = (count_numbers(inputs),), count_symbols(inputs)
+    record = record_module(module, input_shape, symbols=symbols, inputs=inputs, cuts=cuts)
     return Recorded(
         input_shape=input_shape, class_count=record.class_count, recording=pack_record(record), symbols=symbols
     )

@@ -16,6 +16,7 @@ from subfleet.elastic.recording.copies import find_uncopied
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.encoding import MOST_CONSTANTS, CallEncoder, encode_tensor
+from subfleet.elastic.recording.inputs import InputPart, Inputs
 from subfleet.elastic.recording.record import (
     NetworkRecord,
     RecordedAxis,
@@ -24,6 +25,7 @@ from subfleet.elastic.recording.record import (
     RecordedTensor,
 )
 from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, keep_joined_whole, run_module
+from subfleet.elastic.recording.samples import draw_input, draw_samples
 from subfleet.elastic.recording.sizes import express, name_axes, name_sums
 
 _BATCHES = (3, 5)
@@ -35,7 +37,12 @@ _CHANCE = 4.0
 
 
 def record_module(
-    module: nn.Module, input_shape: tuple[int, ...], *, symbols: int = 0, cuts: Cuts = EVERYTHING
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    symbols: int = 0,
+    inputs: Inputs = MappingProxyType({}),
+    cuts: Cuts = EVERYTHING,
 ) -> NetworkRecord:
     """Record a module.
 
@@ -47,6 +54,7 @@ def record_module(
             width).
         input_shape: of one sample.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+        inputs: what a sample holds, if the module has several inputs; then the shape and symbols follow from it.
         cuts: what may be cut.
 
     Raises:
@@ -56,11 +64,9 @@ def record_module(
     records = []
     for seed, batch in enumerate(_BATCHES):
         generator = torch.Generator().manual_seed(seed)
-        shape = (batch, *input_shape)
-        inputs = (
-            torch.randint(symbols, shape, generator=generator) if symbols else torch.randn(shape, generator=generator)
-        )
-        records.append(_write(module, run_module(module, inputs), cuts))
+        only = InputPart(shape=input_shape, symbols=symbols)
+        samples = draw_samples(inputs, batch, generator) if inputs else draw_input(only, batch, generator)
+        records.append(_write(module, run_module(module, samples, inputs), cuts))
     first, second = records
     return merge_records(first, second, _BATCHES)
 

@@ -13,8 +13,10 @@ from torch.nn.parameter import is_lazy
 from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode, list_tensors
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, keep_whole, make_whole_dim, may_be_cut, resolve
 from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product
+from subfleet.elastic.recording.inputs import Inputs
 from subfleet.elastic.recording.live_calls import keep_live_calls
 from subfleet.elastic.recording.rules import RULES
+from subfleet.elastic.recording.samples import call_module
 from subfleet.protocol.errors import ConfigError, SubfleetError
 
 _LOGITS = ("logits", "out")
@@ -61,19 +63,20 @@ class ModuleRuns:
     follower: DimensionFollower
 
 
-def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
+def run_module(module: nn.Module, samples: Tensor, inputs: Inputs) -> ModuleRuns:
     """Run a module in training and in evaluation, and follow what it computes.
 
     It is unchanged afterwards, except that lazy layers have sizes.
 
     Args:
         module: maps a batch of samples to logits; see `record_module`.
-        inputs: a batch of at least two samples.
+        samples: a batch of at least two.
+        inputs: what each sample holds, if the module has several inputs.
 
     Raises:
         ConfigError: the module fails, or returns no tensor.
     """
-    _initialise(module, inputs)
+    _initialise(module, samples, inputs)
     follower = DimensionFollower(rules=RULES)
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
@@ -83,18 +86,18 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
         for name, tensor in state.items()
         if name not in parameters and (name not in saved or not _is_finite_number(tensor))
     )
-    batch = Leaf(len(inputs), is_batch=True)
-    follower.assign(inputs, [(batch,), *(make_whole_dim(size, "the shape of a sample") for size in inputs.shape[1:])])
-    follower.mark_computed(inputs)
+    batch = Leaf(len(samples), is_batch=True)
+    follower.assign(samples, [(batch,), *(make_whole_dim(size, "the shape of a sample") for size in samples.shape[1:])])
+    follower.mark_computed(samples)
     for name, tensor in state.items():
         follower.dims_of(tensor)
         follower.name_weight(tensor, name)
         if name in fixed:
             for dim in follower.dims_of(tensor):
                 keep_whole(dim, "a buffer of constants")
-    training, evaluation = (_run_once(module, inputs, follower, training=mode) for mode in (True, False))
+    training, evaluation = (_run_once(module, samples, inputs, follower, training=mode) for mode in (True, False))
     for run in (training, evaluation):
-        _keep_constants_whole(follower, run, [inputs, *state.values()])
+        _keep_constants_whole(follower, run, [samples, *state.values()])
         _name_classes(follower, run.logits)
     keep_joined_whole(follower)
     used = {
@@ -106,7 +109,7 @@ def run_module(module: nn.Module, inputs: Tensor) -> ModuleRuns:
     state = {name: tensor for name, tensor in state.items() if id(tensor) in used}
     fixed = tuple(name for name in fixed if name in state)
     return ModuleRuns(
-        state=state, fixed=fixed, inputs=inputs, training=training, evaluation=evaluation, follower=follower
+        state=state, fixed=fixed, inputs=samples, training=training, evaluation=evaluation, follower=follower
     )
 
 
@@ -114,17 +117,17 @@ def _is_finite_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and bool(tensor.isfinite().all())
 
 
-def _initialise(module: nn.Module, inputs: Tensor) -> None:
+def _initialise(module: nn.Module, samples: Tensor, inputs: Inputs) -> None:
     """Let lazy layers find their sizes."""
     if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         return
     modes = {layer: layer.training for layer in module.modules()}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            module.eval()(inputs)
+            call_module(module.eval(), samples, inputs)
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(
-            f"the network fails for inputs of shape {tuple(inputs.shape)}, from which its lazy layers take their "
+            f"the network fails for inputs of shape {tuple(samples.shape)}, from which its lazy layers take their "
             f"sizes: {error}"
         ) from error
     finally:
@@ -132,19 +135,21 @@ def _initialise(module: nn.Module, inputs: Tensor) -> None:
             layer.training = mode
 
 
-def _run_once(module: nn.Module, inputs: Tensor, follower: DimensionFollower, *, training: bool) -> ModuleRun:
+def _run_once(
+    module: nn.Module, samples: Tensor, inputs: Inputs, follower: DimensionFollower, *, training: bool
+) -> ModuleRun:
     log, state = CallLog(follower=follower), [*module.parameters(), *module.buffers()]
     before = {name: tensor.detach().clone() for name, tensor in module.state_dict(keep_vars=True).items()}
     with _unchanged(module, before, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
         stop_watching = log.watch(module)
         try:
             with LoggingMode(log), FollowingMode(follower):
-                out = module(inputs)
+                out = call_module(module, samples, inputs)
         except SubfleetError:
             raise
         except Exception as error:  # whatever the user's code raises
             raise ConfigError(
-                f"the network fails in layer {follower.layer!r} for inputs of shape {tuple(inputs.shape)}: {error}"
+                f"the network fails in layer {follower.layer!r} for inputs of shape {tuple(samples.shape)}: {error}"
             ) from error
         finally:
             stop_watching()
