@@ -37,6 +37,7 @@ TARGETS = ("onnx", "executorch")
 GOALS: Mapping[str, float] = MappingProxyType({"elastic": 0.95, "exported": 0.90})
 MOST_ERROR, MOST_SMALLEST = 1e-5, 0.25
 LEAST_PLANNED, MOST_PLANNED, MOST_PLANNED_OF_SMALL, SMALL_BYTES = 1.0, 1.15, 1.4, 5e6
+MOST_DISTANCE = 4.0
 _BATCH_SIZE = 4
 _TIMEOUT_S = 900
 
@@ -103,7 +104,7 @@ def summarise(rows: Sequence[Row]) -> Row:
             target: sum("refused" not in row["exports"].get(target, {"refused": ""}) for row in rows)
             for target in TARGETS
         },
-        "max_abs_diff": max((export["max_abs_diff"] for export in exports), default=None),
+        "distance_over_eager": max((export["distance_over_eager"] for export in exports), default=None),
         "planned_over_measured": {"min": min(planned, default=None), "max": max(planned, default=None)},
         "step_over_eager": {"median": median(steps) if steps else None, "worst": max(steps, default=None)},
         "submodel_error": max((row["submodel_error"] for row in rows if not row.get("refused")), default=None),
@@ -139,6 +140,11 @@ def _find_export_problems(row: Row) -> Iterator[str]:
         most = MOST_PLANNED_OF_SMALL if export["peak_bytes"] < SMALL_BYTES else MOST_PLANNED
         if not LEAST_PLANNED <= ratio <= most:
             yield f"{row['network']} on {target}: planned are {ratio:.2f} of what it takes"
+        if export["distance_over_eager"] > MOST_DISTANCE:
+            yield (
+                f"{row['network']} on {target}: {export['distance_over_eager']:.1f} times as far from double precision "
+                "as PyTorch's own step"
+            )
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
@@ -172,7 +178,8 @@ def _describe_export(export: Row | None) -> str:
     if "refused" in export:
         return "refused"
     ratio = export["planned_bytes"] / export["peak_bytes"]
-    return f"plan {ratio:.2f}, step {export['step_s'] / export['eager_step_s']:.2f}"
+    step = export["step_s"] / export["eager_step_s"]
+    return f"plan {ratio:.2f}, step {step:.2f}, error {export['distance_over_eager']:.1f}"
 
 
 def main() -> int:

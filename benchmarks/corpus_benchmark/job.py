@@ -6,14 +6,17 @@ python -m corpus_benchmark.job '{"network": "timm dla46x_c", "target": "onnx", "
 
 import json
 import logging
+import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,6 +32,7 @@ from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
+from subfleet.export.verification.distances import Distance, Run, Trial
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.programs import Program, encode_program
@@ -59,7 +63,8 @@ def export(described: CorpusNetwork, target: str, folder: Path) -> dict[str, Any
     )
     started_s = time.monotonic()
     try:
-        program = export_program(request)
+        with _watch_distances() as trials:
+            program = export_program(request)
     except SubfleetError as error:
         return {"refused": str(error)}
     seconds = time.monotonic() - started_s
@@ -73,9 +78,35 @@ def export(described: CorpusNetwork, target: str, folder: Path) -> dict[str, Any
     return {
         "export_s": seconds,
         "max_abs_diff": program.manifest.max_abs_diff,
+        # Gradients jump in some batches.
+        "distance_over_eager": min(map(_compare_with_eager, trials)),
         "planned_bytes": compute_peak_bytes(memory.peak_bytes, memory.packings, detect_packing_width()),
         "eager_step_s": _measure_eager_step(submodel, draw_inputs(described, BATCH_SIZE, 0)),
     }
+
+
+@contextmanager
+def _watch_distances() -> Iterator[list[Sequence[Distance]]]:
+    """Keep what the exporter measures in each trial of a program."""
+    measure, trials = Trial.measure, list[Sequence[Distance]]()
+
+    def keep(trial: Trial, run: Run) -> list[Distance]:
+        distances = measure(trial, run)
+        trials.append(distances)
+        return distances
+
+    with patch.object(Trial, "measure", keep):
+        yield trials
+
+
+def _compare_with_eager(distances: Sequence[Distance]) -> float:
+    """The program's distance from double precision over that of PyTorch's own step.
+
+    Both are root mean squares over the results, each relative to its size.
+    """
+    seen = [distance for distance in distances if distance.is_seen and distance.size]
+    own, eager = (math.hypot(*(getattr(one, kind) / one.size for one in seen)) for kind in ("own", "eager"))
+    return own / eager
 
 
 def _write_data(described: CorpusNetwork, program: Program, class_count: int, folder: Path) -> None:
