@@ -120,7 +120,7 @@ def test_what_is_stored_needs_no_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (_NAMED, "model.input_shape"),
+        (_NAMED, "a module needs either input_shape, or inputs if it has several"),
         (_NAMED + 'input_shape = [1, 8, 8]\nwidth = 3', "model.width"),
         (_NAMED + 'input_shape = [1, 8, 8]\narguments = 3', "arguments is 3, but must be a table"),
         (
