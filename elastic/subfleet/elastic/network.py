@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, replace
-from itertools import chain
+from itertools import chain, starmap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -148,6 +148,7 @@ class TensorDecl:
         start: its first values if they do not follow from its role: mean and standard deviation of normal ones, or the
             values themselves as little-endian float32.
         frozen: whether training never changes it.
+        factors: of each dimension, see `subfleet.elastic.axes.factors_of`; follows from the others.
     """
 
     name: str
@@ -158,11 +159,10 @@ class TensorDecl:
     positions: int = 1
     start: Start | None = None
     frozen: bool = False
+    factors: tuple[Factors, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def factors(self) -> tuple[Factors, ...]:
-        """The factors of each dimension; see `subfleet.elastic.axes.factors_of`."""
-        return tuple(factors_of(dim, size) for dim, size in zip(self.axes, self.shape, strict=True))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(starmap(factors_of, zip(self.axes, self.shape, strict=True))))
 
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in a submodel with these sizes of axes and sums."""
