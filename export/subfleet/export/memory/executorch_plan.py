@@ -145,8 +145,11 @@ PROGRAM_COPIES = 3
 _TRAINING_BYTES = 600_000
 """Python's objects of a training, and the data set's next batch."""
 _GROWING_BYTES = 1_000_000
-"""What XNNPACK's workspace takes besides while it grows in the first step is measured, not counted, and rounded to
-multiples of this: the kernel's figures vary by some hundred kilobytes. The first one is planned for any program."""
+"""What XNNPACK's workspace takes besides while it grows in the first step, in any program. Beyond that it is measured,
+not counted, and rounded to multiples of this."""
+_CHANCE_BYTES = 2_500_000
+"""A measured growth up to this is ignored: up to 2 MB were seen in programs whose workspace does not grow, from pages
+that the exporter's heap has left over."""
 BASE_BYTES = _TRAINING_BYTES + _GROWING_BYTES
 """Memory that any program takes on a device."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
@@ -171,7 +174,9 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures + own_bytes, step_bytes=0, scratch_bytes=0)
-    growing_bytes = max(round(growth.passing_bytes / _GROWING_BYTES) - 1, 0) * _GROWING_BYTES
+    growing_bytes = (round(growth.passing_bytes / _GROWING_BYTES) - 1) * _GROWING_BYTES
+    if growth.passing_bytes < _CHANCE_BYTES:
+        growing_bytes = 0
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),

@@ -11,7 +11,8 @@ one that may overwrite an input that nothing else reads, or for the program's ou
 
 Scratch memory was found by recording what every operator requests, and agrees with the kernels' sources: `conv.cc`,
 `conv_transpose.cc`, `where_op.cc`, `softmax.cc`, `element_wise_ops.cc`, and `convolve.cpp` of MLAS. Other kernels, such
-as matrix products and reductions, work in their outputs and on the stack.
+as matrix products and reductions, work in their outputs and on the stack; two list indices in the heap, which keeps
+that memory.
 
 `benchmarks/plan_memory.py` compares plans with the memory of fresh processes.
 """
@@ -114,6 +115,24 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any], Sequence[TensorType], TensorTy
 )
 
 
+_INDEX_BYTES = 8
+
+
+def list_heap_bytes(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> int:
+    """Return the bytes of the indices that a node's kernel lists, which it takes from the heap instead of the arena.
+
+    `expand.cc` has one for each piece of its input that it copies as a whole, `scatter.cc` one for each update.
+    """
+    if node.op_type == "ScatterElements":
+        return _INDEX_BYTES * math.prod(types[node.input[1]].shape)
+    if node.op_type != "Expand":
+        return 0
+    given, expanded = (types[name].shape for name in (node.input[0], node.output[0]))
+    given = (1,) * (len(expanded) - len(given)) + given
+    repeated = [place for place, pair in enumerate(zip(given, expanded, strict=True)) if pair[0] != pair[1]]
+    return _INDEX_BYTES * math.prod(given[: max(repeated) + 1]) if repeated else 0
+
+
 _ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Kernels with their first input's memory as output."""
 _IN_PLACE = frozenset({
@@ -168,7 +187,8 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
-        workspace_bytes=max(simulate_arena(requests).resident_bytes - activation, 0),
+        workspace_bytes=max(simulate_arena(requests).resident_bytes - activation, 0)
+        + max(list_heap_bytes(node, graph.types) for node in graph.graph.node),
         runtime_bytes=round_up_count(graph.session_bytes)
         + len(body)
         + FIRST_SESSION_BYTES
