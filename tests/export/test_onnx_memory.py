@@ -14,10 +14,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from subfleet.export.memory.blocks import peak_bytes
-from subfleet.export.memory.heap import heap_bytes
+from subfleet.export.memory.heap import heap_bytes, measure_passing_bytes
 from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena, simulate_arena
-from subfleet.export.memory.onnx_plan import Scratch, arena_requests, scratch_of
+from subfleet.export.memory.onnx_plan import Scratch, arena_requests, list_heap_bytes, plan_onnx, scratch_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
+from subfleet.export.steps import Step
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers.onnx_sessions import open_session
 
@@ -145,6 +146,44 @@ def test_scratch_memory(node: tuple[str, Any], shapes: list[tuple[int, ...]], sc
     graph = run_onnx(body, values(inputs))
     (operation,) = graph.graph.node
     assert scratch_of(operation, graph.types) == scratch
+
+
+@pytest.mark.skipif(measure_passing_bytes(lambda: np.ones(10**6).sum()) == 0, reason="this kernel keeps no peak")
+@pytest.mark.parametrize(
+    ("given", "expanded", "count"),
+    [((400_000, 1), (400_000, 3), 400_000), ((3, 400_000), (3, 400_000), 0), ((1, 400_000), (3, 400_000), 1)],
+)
+def test_indices_that_expand_lists_come_from_the_heap(
+    given: tuple[int, ...], expanded: tuple[int, ...], count: int
+) -> None:
+    body = program([("Expand", ["x", "shape"], ["y"])], {"x": given}, ["y"], shape=np.array(expanded))
+    graph = run_onnx(body, values({"x": given}))
+    listed = [list_heap_bytes(node, graph.types) for node in graph.graph.node]
+    assert listed == [8 * count] * len(listed)
+    session, x = onnxruntime.InferenceSession(body, session_options()), np.zeros(given, np.float32)
+    session.run(None, {"x": x})  # the arena keeps what it takes
+    assert measure_passing_bytes(lambda: session.run(None, {"x": x})) == pytest.approx(8 * count, abs=MEBIBYTE)
+
+
+def test_indices_that_a_scattering_lists_come_from_the_heap() -> None:
+    inputs = {"x": (9,), "added": (5,)}
+    scattering = ("ScatterElements", ["x", "places", "added"], ["y"], {"reduction": "add"})
+    graph = run_onnx(program([scattering], inputs, ["y"], places=np.arange(5)), values(inputs))
+    (node,) = graph.graph.node
+    assert list_heap_bytes(node, graph.types) == 5 * 8
+
+
+def test_a_plan_holds_the_indices_of_one_kernel() -> None:
+    """Each kernel lists its own and returns them."""
+    body = program(
+        [("Expand", ["x", "two"], ["y"]), ("Expand", ["y", "three"], ["z"])],
+        {"x": (1000, 1)}, ["z"], two=np.array([1000, 2]), three=np.array([3, 1000, 2]),
+    )  # fmt: skip
+    step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=tuple(values({"x": (1000, 1)})), outputs=())
+    graph = run_onnx(body, step.inputs)
+    taken = simulate_arena(list(arena_requests(graph))).resident_bytes
+    plan = plan_onnx(body, step)
+    assert plan.activation_bytes + plan.workspace_bytes == taken + 8 * 1000
 
 
 REPORT = """

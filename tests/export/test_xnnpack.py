@@ -17,6 +17,7 @@ from subfleet.export.memory.heap import heap_bytes, measure_passing_bytes
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.executorch_program import lower_to_executorch
+from subfleet.export.targets.xnnpack import delegating
 from subfleet.export.targets.xnnpack.delegating import DelegateRegion, delegate, prepare, split_regions
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.tracing import trace
@@ -90,6 +91,22 @@ def test_a_workspace_takes_more_while_it_grows() -> None:
     first_bytes = 4 * count
     assert growth.step_bytes == pytest.approx(2 * first_bytes, rel=0.1)
     assert growth.passing_bytes == pytest.approx(first_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("most", [6, pytest.param(delegating.MOST_VALUES, marks=pytest.mark.long)])
+def test_a_region_with_more_values_than_the_delegate_takes_is_split(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delegating, "MOST_VALUES", most)
+    given = [torch.full((2,), float(index)) for index in range(most // 2 + 10)]
+
+    def run(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value + value * values[0] for value in values)
+
+    graph = graph_of(run, *given)
+    regions = [part for part in split_regions(graph.graph, is_supported) if isinstance(part, DelegateRegion)]
+    assert len(regions) > 1
+    assert all(len(region.inputs) + len(region.outputs) <= most for region in regions)
+    for actual, expected in zip(run_delegated(graph, *given), run(*given), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def targets(graph: fx.GraphModule) -> set[Any]:

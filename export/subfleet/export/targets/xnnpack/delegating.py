@@ -4,7 +4,7 @@ Small rewrites come first: masks become numbers, products take transposed factor
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,9 @@ from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.executorch_program import make_exported_program
 from subfleet.export.targets.xnnpack.graph import XnnpackGraph, is_floating
 from subfleet.export.targets.xnnpack.operators import HUGE, OPERATORS, is_supported, part, product_by_transposed
+
+MOST_VALUES = 4096
+"""Inputs and outputs of a region; ExecuTorch's `XNNCompiler.cpp` refuses more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +63,21 @@ def split_regions(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> list[Se
         if phase % 2 == 0:
             parts.append(nodes)
             continue
-        inside = set(nodes)
-        inputs = dict.fromkeys(a for node in nodes for a in node.all_input_nodes if a not in inside)
-        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
-        parts.append(DelegateRegion(nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs)))
+        parts.extend(_make_regions(nodes))
     return parts
+
+
+def _make_regions(nodes: Sequence[fx.Node]) -> Iterator[DelegateRegion]:
+    """Yield the nodes as a region, or as several if the delegate does not take so many inputs and outputs."""
+    inside = set(nodes)
+    inputs = dict.fromkeys(a for node in nodes for a in node.all_input_nodes if a not in inside)
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    if len(inputs) + len(outputs) > MOST_VALUES:
+        middle = len(nodes) // 2
+        yield from _make_regions(nodes[:middle])
+        yield from _make_regions(nodes[middle:])
+    else:
+        yield DelegateRegion(nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 aten = torch.ops.aten
