@@ -88,6 +88,7 @@ result = trainer.train(
     Job(
         program_path=folder / "program",
         weights_path=folder / "weights",
+        frozen_path=folder / "frozen" if (folder / "frozen").exists() else None,
         output_path=folder / "change",
         data=str(folder / "data.npz"),
         work=Train(settings=settings),

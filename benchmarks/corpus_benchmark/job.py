@@ -30,6 +30,7 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.spaces import uniform_space
+from subfleet.elastic.update_form import list_frozen
 from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.verification.distances import Distance, Run, Trial
@@ -70,7 +71,11 @@ def export(described: CorpusNetwork, target: str, folder: Path) -> dict[str, Any
     seconds = time.monotonic() - started_s
     state = extract(network, half, init_state(network, 0))
     (folder / "program").write_bytes(encode_program(program))
-    (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in state.items()}))
+    frozen = list_frozen(network) & state.keys()  # a task has them in a blob of their own
+    for file, names in (("weights", state.keys() - frozen), ("frozen", frozen)):
+        if names:
+            own = {name: tensor.numpy() for name, tensor in state.items() if name in names}
+            (folder / file).write_bytes(encode_arrays(own))
     _write_data(described, program, family.class_count, folder)
     submodel = build_module(network, half)
     submodel.load_state_dict(state)

@@ -24,7 +24,8 @@ from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
 from subfleet.export.memory.blocks import activation_peak_bytes
-from subfleet.export.memory.executorch_plan import BASE_BYTES, HeapGrowth, plan_executorch
+from subfleet.export.memory.executorch_plan import BASE_BYTES, GAPS, HeapGrowth, plan_executorch
+from subfleet.export.memory.first_step import measure_first_step
 from subfleet.export.memory.heap import measure_passing_bytes
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.programs import export_program, write_program
@@ -88,7 +89,8 @@ def test_a_plan_does_not_depend_on_the_processor_that_measured_it(
     monkeypatch.setattr(executorch_plan, "detect_packing_width", lambda: counted_with)
     step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
     plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
-    assert plan.runtime_bytes == round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
+    counted_bytes = round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
+    assert plan.runtime_bytes == counted_bytes + round_up_count(round(GAPS * (500 + counted_bytes)))
     assert {packing.width: packing.more_bytes for packing in plan.packings} == {
         width: size - packed_bytes[16] for width, size in packed_bytes.items() if width != 16
     }
@@ -113,6 +115,10 @@ def test_memory_that_comes_and_goes_is_measured_if_the_kernel_tells(tmp_path: Pa
 
     assert measure_passing_bytes(run, tmp_path) == (100 * 1024 if resettable else 0)
     assert measure_passing_bytes(lambda: None, tmp_path / "nowhere") == 0
+
+
+def test_a_program_that_cannot_be_run_in_a_new_process_takes_nothing_more() -> None:
+    assert measure_first_step(b"no program", [((2,), "float32")], []) == 0
 
 
 class Block(nn.Module):

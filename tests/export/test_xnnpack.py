@@ -77,6 +77,7 @@ def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -
 @pytest.mark.skipif(measure_passing_bytes(lambda: np.ones(10**6).sum()) == 0, reason="this kernel keeps no peak")
 def test_a_workspace_takes_more_while_it_grows() -> None:
     """The second region's workspace is twice as large as the first one's, which goes when the second one is there."""
+    pytest.importorskip("subfleet_executorch")
 
     def run(x: Tensor) -> Tensor:
         first = torch.cumsum(((x + 1) * 2).relu(), 1)

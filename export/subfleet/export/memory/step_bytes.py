@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from subfleet.export.steps.step import Step
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES
 
@@ -18,6 +20,11 @@ _COUNTED_STEP_BYTES = 2**16
 def round_up_count(found_bytes: int) -> int:
     """Round a counted size up, so that a program's plan is nearly always the same."""
     return -(-found_bytes // _COUNTED_STEP_BYTES) * _COUNTED_STEP_BYTES
+
+
+def add_gaps(plan: MemoryPlan, fraction: float) -> MemoryPlan:
+    """Add memory that a runtime holds but does not use, as a fraction of a plan."""
+    return replace(plan, runtime_bytes=plan.runtime_bytes + round_up_count(round(fraction * plan.peak_bytes)))
 
 
 def value_bytes(values: Iterable[ValueInfo]) -> int:
