@@ -85,6 +85,10 @@ TRAINED: dict[str, tuple[nn.Module, SampleSpec]] = {
     "hypotenuse": (Within(lambda y: torch.hypot(y, y + 1)), VECTOR),
     "waves": (Within(lambda y: torch.sinc(y) + torch.tan(y * 0.1) + torch.sinh(y) + torch.asinh(y)), VECTOR),
     "odds": (Within(lambda y: torch.logit(torch.sigmoid(y)) + functional.threshold(y, 0.1, 2.0)), VECTOR),
+    "bicubic": (_image(nn.Upsample(scale_factor=2, mode="bicubic"), 1024), IMAGE),
+    "corners": (_image(nn.Upsample((5, 11), mode="bicubic", align_corners=True), 220), IMAGE),
+    "windows": (_image(nn.Unfold(3, dilation=2, padding=1, stride=(1, 2)), 4 * 9 * 6 * 3), IMAGE),
+    "window sums": (_image(nn.Sequential(nn.Unfold(3, padding=1), nn.Fold((9, 9), 2)), 729), IMAGE),
     "buckets": (Within(lambda y: y + torch.bucketize(y.detach(), torch.linspace(-1, 1, 5)).float()), VECTOR),
 }
 REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
@@ -98,7 +102,6 @@ REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
     "Fourier": (Within(lambda y: torch.fft.rfft(y).abs(), 9), VECTOR, "fixed matrices of sines and cosines"),
     "gamma": (Within(lambda y: torch.lgamma(y.abs() + 1)), VECTOR, "functions made of exp, log, tanh and erf"),
     "random slopes": (Within(nn.RReLU()), VECTOR, r"layer 'layer' \(RReLU\).*it draws.*use nn.LeakyReLU"),
-    "bicubic": (_image(nn.Upsample(scale_factor=2, mode="bicubic"), 1024), IMAGE, "use mode='bilinear'"),
     "norms of rows": (
         nn.Sequential(nn.Embedding(50, 8, max_norm=1.0), nn.Flatten(), nn.Linear(48, 5)),
         TOKENS,

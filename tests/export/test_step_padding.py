@@ -8,7 +8,9 @@ from export.step_rig import assert_close, example, load_values, next_inputs, run
 from matrices import mostly_long
 from torch import Tensor, nn
 
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec
+from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 REAL, PADDED = 3, 8
@@ -50,6 +52,21 @@ def series() -> nn.Module:
     )
 
 
+class NormalisedTokens(nn.Module):
+    """A norm over all tokens of all samples, whose outermost dimension is the sample or the token."""
+
+    def __init__(self, *, outermost: str = "sample") -> None:
+        super().__init__()
+        self.place = int(outermost == "token")
+        self.embed, self.norm, self.last = nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x).transpose(0, self.place)
+        normal = self.norm(y.flatten(0, 1)).reshape_as(y).transpose(0, self.place)
+        logits: Tensor = self.last(normal.relu().mean(1))
+        return logits
+
+
 def tokens() -> nn.Module:
     return nn.Sequential(nn.Embedding(7, 6), nn.LayerNorm(6), nn.Dropout(0.2), nn.Linear(6, 7))
 
@@ -70,6 +87,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], SampleSpec, str]] = {
     "GroupNorm": (lambda: images(lambda channels: nn.GroupNorm(2, channels)), IMAGES, "cross_entropy"),
     "BatchNorm1d of vectors": (vectors, SampleSpec(shape=(5,)), "cross_entropy"),
     "BatchNorm1d of series": (series, SampleSpec(shape=(2, 7)), "mean_squared_error"),
+    "BatchNorm1d of tokens": (NormalisedTokens, SampleSpec(shape=(4, 2)), "cross_entropy"),
     "next token": (tokens, SampleSpec(shape=(5,), dtype="I64", limit=7), "next_token"),
     "binary": (vectors, SampleSpec(shape=(5,)), "binary_cross_entropy"),
 }
@@ -97,6 +115,14 @@ def test_padding_changes_nothing(name: str) -> None:
     inputs["sample_mask"] = torch.ones(REAL, dtype=torch.float64)
     padded["sample_mask"] = (torch.arange(PADDED) < REAL).double()
     assert_close(run(large, padded), run(small, inputs))
+
+
+@pytest.mark.export
+@pytest.mark.slow
+def test_a_norm_of_tokens_before_samples_is_refused() -> None:
+    step = step_of_module(NormalisedTokens(outermost="token"), (4, 2), batch_size=PADDED)
+    with pytest.raises(ExportError, match="mixes the samples of a batch"):
+        write_program(step, target="onnx", program_id="0" * 64)
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, untracked, frozen])

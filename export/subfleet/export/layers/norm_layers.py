@@ -84,6 +84,10 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
         mean, variance = context.buffer(running_mean), context.buffer(running_var)
         return functional.batch_norm(input, mean, variance, weight, bias, eps=eps)
     mask_B = _require_mask(context, input)
+    if len(input) > len(mask_B):  # tokens in place of samples, as `flatten(0, 1)` leaves them
+        tokens = input.reshape(len(mask_B), -1, *input.shape[1:]).movedim(1, 2)
+        normal = _batch_norm(context, tokens, running_mean, running_var, weight, bias, training, momentum, eps)
+        return normal.movedim(2, 1).reshape(input.shape)
     _check_channels(context, input, running_mean, running_var, weight, bias)
     if context.shapes_only:
         return input.clone()
@@ -140,11 +144,11 @@ def _require_mask(context: LayerContext, inputs: Tensor) -> Tensor:
             f"layer {context.layer!r} normalises by the statistics of its batch, so micro-batches would not give the "
             "result of the whole batch; use GroupNorm, freeze the layer with .eval(), or take the whole batch at once"
         )
-    if inputs.shape[0] != mask_B.shape[0]:
+    if inputs.shape[0] % mask_B.shape[0]:
         raise ExportError(
             f"layer {context.layer!r} normalises an input of the shape {tuple(inputs.shape)}, but its first size must "
-            f"be the batch's {mask_B.shape[0]}, because padding is not distinguished from samples otherwise; use "
-            "LayerNorm there"
+            f"be a multiple of the batch's {mask_B.shape[0]}, because padding is not distinguished from samples "
+            "otherwise; use LayerNorm there"
         )
     return mask_B
 

@@ -7,6 +7,7 @@ No runtime has an operator for the backwards of pooling and resampling, so this 
 of speed, and has no row in `benchmarks/results/train-step.md`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -149,6 +150,31 @@ def _linear(size: int, output: int, scale: float | None, *, align_corners: bool)
     return AxisMap(rows=tuple(rows), size=size)
 
 
+_CUBIC = -0.75
+"""The slope at the neighbours (Keys 1981, "Cubic convolution interpolation"), as PyTorch has it."""
+
+
+def _cubic(size: int, output: int, scale: float | None, *, align_corners: bool) -> AxisMap:
+    """Return the weights of the four neighbours of each sampled position; beyond an end, its element is repeated."""
+    if align_corners:
+        step = (size - 1) / (output - 1) if output > 1 else 0.0
+    else:
+        step = 1.0 / scale if scale else size / output
+    rows = []
+    for element in range(output):
+        source = element * step if align_corners else (element + 0.5) * step - 0.5
+        first = math.floor(source)
+        neighbours = ((first + offset, abs(source - first - offset)) for offset in (-1, 0, 1, 2))
+        rows.append(tuple((_clamp(place, size), _weigh_cubic(distance)) for place, distance in neighbours))
+    return AxisMap(rows=tuple(rows), size=size)
+
+
+def _weigh_cubic(distance: float) -> float:
+    if distance <= 1:
+        return ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
+    return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
+
+
 def _upsample(x: Tensor, sizes: Sequence[int], *scales: float | None) -> Tensor:
     maps = [_nearest(size, output, scale) for size, output, scale in _pairs(x.shape, sizes, scales)]
     return apply(x, maps)
@@ -166,16 +192,18 @@ def _upsample_backward(gradient: Tensor, sizes: Sequence[int], shape: Sequence[i
     return apply_transposed(gradient, maps)
 
 
-def _interpolate(x: Tensor, sizes: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
-    pairs = _pairs(x.shape, sizes, scales)
-    return apply(x, [_linear(*pair, align_corners=align_corners) for pair in pairs])
+def _interpolate_by(weigh: Callable[..., AxisMap]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def interpolate(x: Tensor, sizes: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
+        pairs = _pairs(x.shape, sizes, scales)
+        return apply(x, [weigh(*pair, align_corners=align_corners) for pair in pairs])
 
+    def backward(
+        gradient: Tensor, sizes: Sequence[int], shape: Sequence[int], align_corners: bool, *scales: float | None
+    ) -> Tensor:
+        pairs = _pairs(shape, sizes, scales)
+        return apply_transposed(gradient, [weigh(*pair, align_corners=align_corners) for pair in pairs])
 
-def _interpolate_backward(
-    gradient: Tensor, sizes: Sequence[int], shape: Sequence[int], align_corners: bool, *scales: float | None
-) -> Tensor:
-    pairs = _pairs(shape, sizes, scales)
-    return apply_transposed(gradient, [_linear(*pair, align_corners=align_corners) for pair in pairs])
+    return interpolate, backward
 
 
 def _reflect(element: int, size: int) -> int:
@@ -213,17 +241,22 @@ def _pad_by(rule: Callable[[int, int], int]) -> tuple[Callable[..., Tensor], Cal
 _REFLECT, _REFLECT_BACKWARD = _pad_by(_reflect)
 _REPLICATE, _REPLICATE_BACKWARD = _pad_by(_clamp)
 
+_INTERPOLATE, _INTERPOLATE_BACKWARD = _interpolate_by(_linear)
+_BICUBIC, _BICUBIC_BACKWARD = _interpolate_by(_cubic)
+
 RESAMPLINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **dict.fromkeys((aten.upsample_nearest1d.default, aten.upsample_nearest2d.default), _upsample),
         **dict.fromkeys(
             (aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default), _upsample_backward
         ),
-        **dict.fromkeys((aten.upsample_linear1d.default, aten.upsample_bilinear2d.default), _interpolate),
+        **dict.fromkeys((aten.upsample_linear1d.default, aten.upsample_bilinear2d.default), _INTERPOLATE),
         **dict.fromkeys(
             (aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default),
-            _interpolate_backward,
+            _INTERPOLATE_BACKWARD,
         ),
+        aten.upsample_bicubic2d.default: _BICUBIC,
+        aten.upsample_bicubic2d_backward.default: _BICUBIC_BACKWARD,
         **dict.fromkeys((aten.reflection_pad1d.default, aten.reflection_pad2d.default), _REFLECT),
         **dict.fromkeys(
             (aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default), _REFLECT_BACKWARD

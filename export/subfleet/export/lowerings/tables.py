@@ -14,6 +14,7 @@ from subfleet.export.lowerings.norms import NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
 from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
+from subfleet.export.lowerings.unfolding import UNFOLDINGS
 
 aten = torch.ops.aten
 
@@ -125,6 +126,7 @@ COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         **NORMS,
         **RESAMPLINGS,
         **SHAPING,
+        **UNFOLDINGS,
     }
 )
 """For every target. A target adds its convolutions, and leaves out operators that its runtime has."""

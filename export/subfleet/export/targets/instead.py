@@ -30,9 +30,6 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
         "cumprod": "multiply 64 factors at most, or use exp of a cumsum of logarithms",
         "grid_sampler_2d": "use nn.Upsample, or a convolution",
         "grid_sampler_3d": "use nn.Upsample, or a convolution",
-        "im2col": "use nn.Conv2d, or reshape and permute where patches do not overlap",
-        "col2im": "use nn.ConvTranspose2d, or reshape and permute where patches do not overlap",
-        "upsample_bicubic2d": "use mode='bilinear'",
         "embedding_renorm": (
             "leave out max_norm, and scale what is read: y * (m / y.norm(dim=-1, keepdim=True).clamp(min=m))"
         ),
