@@ -29,8 +29,8 @@ from subfleet.protocol.programs import ValueInfo
 
 _Array = npt.NDArray[np.generic]
 _METHOD = "forward"
-_SUSPECTED_BYTES = 1_500_000
-"""Growth of less than that needs no closer look."""
+_SUSPECTED_BYTES = 2_500_000
+"""Growth of less than that needs no closer look: up to 2 MB are pages that an exporter's heap has left over."""
 _NUMPY: Mapping[str, type[np.generic]] = MappingProxyType({"F32": np.float32, "F64": np.float64, "I64": np.int64})
 
 
@@ -86,9 +86,11 @@ def _native_growth(
     loaded = heap_bytes()
     passing_bytes = measure_passing_bytes(lambda: method.execute(inputs, outputs))
     after = heap_bytes()
-    if passing_bytes > _SUSPECTED_BYTES:  # it may be this process's heap
+    if passing_bytes > _SUSPECTED_BYTES:
         shapes = ([(array.shape, array.dtype.name) for array in arrays] for arrays in (inputs, outputs))
         passing_bytes = measure_first_step(body, *shapes)
+    else:
+        passing_bytes = 0
     if before is None or loaded is None or after is None:
         return None
     return HeapGrowth(
