@@ -141,6 +141,15 @@ def test_a_layer_that_changes_the_sum_is_no_block() -> None:
     assert not network_of(family).blocks
 
 
+def test_a_layer_that_runs_twice_is_no_block() -> None:
+    """As in ALBERT."""
+    shared = Added(4)
+    family = record_network(nn.Sequential(nn.Linear(3, 4), shared, nn.ReLU(), shared, nn.Linear(4, 2)), (3,))
+    network, inputs = network_of(family), torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    assert not network.blocks
+    assert build_module(network, Architecture(axes=(("0", Prefix(size=2)),)))(inputs).shape == (3, 2)
+
+
 def test_attention_has_heads_and_their_width() -> None:
     kinds = {axis.kind: axis.size for axis in network_of(record("branches")[1]).axes.values()}
     assert (kinds["head"], kinds["head_dim"], kinds["class"]) == (3, 4, 5)

@@ -1,5 +1,6 @@
 """Finds residual blocks: layers that add something to their input, which a submodel can leave out."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import Tensor, nn
@@ -22,8 +23,13 @@ _PASSING = frozenset(
 
 
 def find_blocks(module: nn.Module, run: ModuleRun, follower: DimensionFollower) -> tuple[LayerSpan, ...]:
-    """The innermost layers with parameters whose result is their input plus something, in order."""
-    spans = [span for span in run.spans if _is_residual(module, run, follower, span)]
+    """The innermost layers with parameters whose result is their input plus something, in order.
+
+    A layer that runs several times, as in ALBERT, is no block: its calls lie in several places.
+    """
+    counts = Counter(span.layer for span in run.spans)
+    once = (span for span in run.spans if counts[span.layer] == 1)
+    spans = [span for span in once if _is_residual(module, run, follower, span)]
     innermost = [span for span in spans if not any(_is_inside(other, span) for other in spans)]
     return tuple(sorted(innermost, key=lambda span: span.start))
 
