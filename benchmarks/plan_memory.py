@@ -234,12 +234,12 @@ the growth of the process's high-water mark (`VmHWM`) over loading, training and
 of 10^6 bytes. The data set and the runtime's libraries are loaded before.
 
 - weights, optimiser: parameters and buffers, and momenta; twice, since a step reads one set and writes the other.
-- fed: one batch, and the outputs that are read after a step.
+- fed: one batch (ExecuTorch: two, since the next one is made during a step), and the outputs that are read after it.
 - activation: ONNX Runtime: peak of the step's own tensors, over the graph after the runtime's own optimisation, in
   execution order. ExecuTorch: the program's planned buffers and XNNPACK's workspace.
 - workspace: kernels' scratch memory, and gaps in ONNX Runtime's arena, from a simulation of it.
 - runtime: the session's or method's objects, counted in the C library's heap; the program; a constant of about 1 MB
-  (ExecuTorch: 2 MB with the pages of its kernels) for Python's objects and libraries' pages.
+  (ExecuTorch: 1.5 MB) for Python's objects; 1 % (ExecuTorch: 2.5 %) of the rest for gaps in the heap.
 """
 
 

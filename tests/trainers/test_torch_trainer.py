@@ -27,6 +27,14 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 BATCH = 4
 MODEL = Mlp(input_shape=(5,), class_count=3, widths=(8,), depths=(2,), group_size=2)
 NETWORK = network_of(MODEL)
+REQUEST = TrainRequest(
+    model=MODEL,
+    architecture=NETWORK.full_architecture(),
+    target="torch",
+    batch_size=BATCH,
+    objective=ObjectiveSettings(),
+    optimiser=OptimiserSettings(),
+)
 SETTINGS = TrainingSettings(epochs=2, batch_size=BATCH, learning_rate=0.1, seed=5)
 
 
@@ -36,16 +44,7 @@ def never() -> bool:
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return write_torch_program(
-        TrainRequest(
-            model=MODEL,
-            architecture=NETWORK.full_architecture(),
-            target="torch",
-            batch_size=BATCH,
-            objective=ObjectiveSettings(),
-            optimiser=OptimiserSettings(),
-        )
-    )
+    return write_torch_program(REQUEST)
 
 
 def data(count: int = 10) -> Dataset:
@@ -108,22 +107,8 @@ print(trainer.train(job, lambda: False).measured_peak_bytes)
 """
 
 
-def test_recomputing_changes_no_plan() -> None:
-    usual, recomputing = (
-        write_torch_program(
-            TrainRequest(
-                model=MODEL,
-                architecture=NETWORK.full_architecture(),
-                target="torch",
-                batch_size=BATCH,
-                objective=ObjectiveSettings(),
-                optimiser=OptimiserSettings(),
-                recompute=recompute,
-            )
-        )
-        for recompute in (False, True)
-    )
-    assert recomputing.manifest.memory == usual.manifest.memory
+def test_recomputing_changes_no_plan(program: Program) -> None:
+    assert write_torch_program(replace(REQUEST, recompute=True)).manifest.memory == program.manifest.memory
 
 
 def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:

@@ -134,12 +134,16 @@ def _nearest(size: int, output: int, scale: float | None) -> AxisMap:
     return AxisMap(rows=tuple(((min(int(element * step), size - 1), 1.0),) for element in range(output)), size=size)
 
 
+def _find_step(size: int, output: int, scale: float | None, *, align_corners: bool) -> float:
+    """Return the distance of sampled positions, in elements of the input."""
+    if align_corners:
+        return (size - 1) / (output - 1) if output > 1 else 0.0
+    return 1.0 / scale if scale else size / output
+
+
 def _linear(size: int, output: int, scale: float | None, *, align_corners: bool) -> AxisMap:
     """Return the weights of the two neighbours of each sampled position, between corners or between element centres."""
-    if align_corners:
-        step = (size - 1) / (output - 1) if output > 1 else 0.0
-    else:
-        step = 1.0 / scale if scale else size / output
+    step = _find_step(size, output, scale, align_corners=align_corners)
     rows = []
     for element in range(output):
         source = element * step if align_corners else max((element + 0.5) * step - 0.5, 0.0)
@@ -156,10 +160,7 @@ _CUBIC = -0.75
 
 def _cubic(size: int, output: int, scale: float | None, *, align_corners: bool) -> AxisMap:
     """Return the weights of the four neighbours of each sampled position; beyond an end, its element is repeated."""
-    if align_corners:
-        step = (size - 1) / (output - 1) if output > 1 else 0.0
-    else:
-        step = 1.0 / scale if scale else size / output
+    step = _find_step(size, output, scale, align_corners=align_corners)
     rows = []
     for element in range(output):
         source = element * step if align_corners else (element + 0.5) * step - 0.5
