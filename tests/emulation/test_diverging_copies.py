@@ -54,6 +54,7 @@ def measure_divergence(shares: Shares, exports: ExportPool) -> float:
     return float(torch.cat(differences).norm() / torch.cat(movements).norm())
 
 
+@pytest.mark.long
 def test_copies_with_drawn_fractions_diverge(exports: ExportPool) -> None:
     assert measure_divergence("drawn", exports) >= 0.1
 

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from matrices import mostly_long
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.unions import unite_families
@@ -66,7 +65,8 @@ def test_the_eight_networks_of_the_paper_have_one_union() -> None:
 SOME = frozenset({"fedadp", "standalone"})
 
 
-@pytest.mark.parametrize("all_entries", mostly_long([True, False], False))
+@pytest.mark.long
+@pytest.mark.parametrize("all_entries", [True, False])
 def test_two_rounds_of_the_entries_in_which_all_take_part(
     all_entries: bool, exports: ExportPool, tmp_path: Path
 ) -> None:

@@ -64,10 +64,11 @@ def test_a_method_that_works_is_ok(norms: NormPolicy, exports: ExportPool) -> No
     assert check_method(FedAvg(), exports, norms) == "ok"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rounds", "message"),
     [
-        pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
+        (4, "the supernet was trained, but never searched"),
         (3, "the search found ['t1', 't2'], but no client trained any of them"),
     ],
 )

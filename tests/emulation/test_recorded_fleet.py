@@ -157,6 +157,7 @@ def test_every_method_trains_it(name: str, exports: ExportPool) -> None:
     assert check_method(METHODS.load(name)(), exports, model=residual()) == "ok"
 
 
+@pytest.mark.long
 def test_a_module_grows_while_it_is_trained(exports: ExportPool) -> None:
     """FedTrans makes its blocks wider, and then repeats them."""
     method = FedTrans(first="configured", beta=1e9, gamma=1, delta=1, stop_rounds=0, alpha=0.0)

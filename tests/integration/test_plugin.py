@@ -140,6 +140,7 @@ def test_the_run_of_the_recipe_is_served_to_a_device(fresh: FreshEnvironment) ->
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"]
 
 
+@pytest.mark.long
 def test_the_tests_of_the_plug_in_pass(fresh: FreshEnvironment) -> None:
     shutil.copytree(PLUGIN / "tests", fresh.folder / "own" / "tests")
     output = fresh.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=fresh.folder / "own")

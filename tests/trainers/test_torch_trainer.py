@@ -111,6 +111,7 @@ def test_recomputing_changes_no_plan(program: Program) -> None:
     assert write_torch_program(replace(REQUEST, recompute=True)).manifest.memory == program.manifest.memory
 
 
+@pytest.mark.long
 def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
     model = replace(MODEL, input_shape=(1500,), widths=(600,), depths=(4,), group_size=50)
     network = network_of(model)
