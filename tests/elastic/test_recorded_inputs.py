@@ -88,6 +88,7 @@ module = "test_recorded_inputs:Tokens"
     [
         ("", "a module needs either input_shape, or inputs if it has several; set one of the two"),
         ("input_shape = [4]\ninputs = { tokens = { shape = [2] } }", "a module needs either input_shape, or inputs"),
+        ("symbols = 9\ninputs = { tokens = { shape = [6] } }", "symbols is 9, but each of several inputs has its own"),
         ("inputs = { tokens = { shape = [] } }", r"inputs\.tokens\.shape"),
         ("inputs = { words = { shape = [2], symbols = 9 } }", r"unexpected keyword argument 'words'"),
     ],

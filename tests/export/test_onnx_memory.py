@@ -151,7 +151,11 @@ def test_scratch_memory(node: tuple[str, Any], shapes: list[tuple[int, ...]], sc
 @pytest.mark.skipif(measure_passing_bytes(lambda: np.ones(10**6).sum()) == 0, reason="this kernel keeps no peak")
 @pytest.mark.parametrize(
     ("given", "expanded", "count"),
-    [((400_000, 1), (400_000, 3), 400_000), ((3, 400_000), (3, 400_000), 0), ((1, 400_000), (3, 400_000), 1)],
+    [
+        ((4_000_000, 1), (4_000_000, 3), 4_000_000),
+        ((3, 4_000_000), (3, 4_000_000), 0),
+        ((1, 4_000_000), (3, 4_000_000), 1),
+    ],
 )
 def test_indices_that_expand_lists_come_from_the_heap(
     given: tuple[int, ...], expanded: tuple[int, ...], count: int
@@ -162,7 +166,8 @@ def test_indices_that_expand_lists_come_from_the_heap(
     assert listed == [8 * count] * len(listed)
     session, x = onnxruntime.InferenceSession(body, session_options()), np.zeros(given, np.float32)
     session.run(None, {"x": x})  # the arena keeps what it takes
-    assert measure_passing_bytes(lambda: session.run(None, {"x": x})) == pytest.approx(8 * count, abs=MEBIBYTE)
+    # Holes of this process's heap are up to 2 MB; the indices of one of these are 32 MB.
+    assert measure_passing_bytes(lambda: session.run(None, {"x": x})) == pytest.approx(8 * count, abs=4 * MEBIBYTE)
 
 
 def test_indices_that_a_scattering_lists_come_from_the_heap() -> None:

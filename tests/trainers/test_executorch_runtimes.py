@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 
 from subfleet.arrays import decode_arrays
+from subfleet.device_profiles.process_memory import release_free_memory
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.executorch import ExecutorchTrainer
-from subfleet.trainers.memory_watch import release_free_memory
 from subfleet.trainers.program_layout import list_stages
 from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Runtime

@@ -48,7 +48,7 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.memory_watch import release_free_memory
+from subfleet.device_profiles.process_memory import release_free_memory
 from subfleet.transport.blob_store import BlobStore
 
 def own_bytes():

@@ -14,6 +14,7 @@ from trainers.recording_program import Recorder, manifest, texts, write_recordin
 from trainers.softmax_program import BATCH, program, samples, weights, write_job
 
 from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.device_profiles.process_memory import release_free_memory
 from subfleet.protocol.errors import FileError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.programs import Program, encode_program
@@ -21,7 +22,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.kept import Slot
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory_watch import MemoryWatch, release_free_memory
+from subfleet.trainers.memory_watch import MemoryWatch
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.program_layout import read_layout

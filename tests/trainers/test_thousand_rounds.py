@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from subfleet.protocol.programs import encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.memory_watch import MemoryWatch, release_free_memory
+from subfleet.device_profiles.process_memory import release_free_memory
+from subfleet.trainers.memory_watch import MemoryWatch
 from subfleet.trainers.onnx import OnnxTrainer
 from trainers.softmax_program import BATCH, program, samples, write_job
 

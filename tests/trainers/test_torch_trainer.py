@@ -115,13 +115,8 @@ def test_recomputing_changes_no_plan(program: Program) -> None:
 def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
     model = replace(MODEL, input_shape=(1500,), widths=(600,), depths=(4,), group_size=50)
     network = network_of(model)
-    request = TrainRequest(
-        model=model,
-        architecture=network.full_architecture(),
-        target="torch",
-        batch_size=BATCH,
-        objective=ObjectiveSettings(),
-        optimiser=OptimiserSettings(name="adam"),
+    request = replace(
+        REQUEST, model=model, architecture=network.full_architecture(), optimiser=OptimiserSettings(name="adam")
     )
     program = write_torch_program(request)
     (tmp_path / "program").write_bytes(encode_program(program))

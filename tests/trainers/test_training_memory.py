@@ -3,8 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from subfleet.device_profiles.process_memory import release_free_memory
 from subfleet.protocol.errors import MemoryLimitError
-from subfleet.trainers.memory_watch import MemoryWatch, release_free_memory
+from subfleet.trainers.memory_watch import MemoryWatch
 
 MEBIBYTE = 2**20
 

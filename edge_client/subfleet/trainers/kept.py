@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from subfleet.device_profiles.process_memory import release_free_memory
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch, release_free_memory
+from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch
 
 _LARGEST_FRACTION = 0.25
 """Of a job's memory limit. Measured with ONNX Runtime, which releases its arena: 5 MB of 51 MB and of 293 MB peaks."""

@@ -12,25 +12,13 @@ kernel drops them if memory is short.
 The figures are for the whole process, so only one job may be measured at a time.
 """
 
-import ctypes
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from subfleet.device_profiles.process_memory import PROC, read_process_sizes, release_free_memory, reset_high_water
 from subfleet.protocol.errors import MemoryLimitError
-
-_PROC = Path("/proc/self")
-_RESET_HIGH_WATER = "5"
-_KIBIBYTE = 1024
-_SIZES = frozenset({"VmHWM", "VmRSS", "RssAnon", "RssFile"})
-
-
-def release_free_memory() -> None:
-    """Return freed heap memory to the system, if the C library can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 class GrowthWatch(Protocol):
@@ -58,10 +46,10 @@ class MemoryWatch:
         held_bytes: memory that already exists and counts as growth, such as a session of the previous job.
     """
 
-    def __init__(self, limit_bytes: int, proc: Path = _PROC, *, held_bytes: int = 0) -> None:
+    def __init__(self, limit_bytes: int, proc: Path = PROC, *, held_bytes: int = 0) -> None:
         release_free_memory()
         self._limit_bytes = limit_bytes
-        self._status, self._peak_field = proc / "status", _start_mark(proc)
+        self._proc, self._peak_field = proc, _start_mark(proc)
         self._growth_bytes = 0
         self._base_bytes, self._base_file_bytes = self._measure_peak()
         self._base_bytes -= held_bytes
@@ -83,13 +71,13 @@ class MemoryWatch:
         """The high-water mark, and the present pages of files; 0 of these where the kernel does not list them."""
         if not self._peak_field:
             return _read_largest_bytes(), 0
-        sizes = _read_status(self._status)
+        sizes = read_process_sizes(self._proc)
         return sizes[self._peak_field], sizes.get("RssFile", 0)
 
     def _measure_own_bytes(self) -> int | None:
         """Memory without pages of files (with them on kernels before 4.5); None if it cannot be read."""
         with suppress(OSError):
-            sizes = _read_status(self._status)
+            sizes = read_process_sizes(self._proc)
             return sizes.get("RssAnon", sizes.get("VmRSS"))
         return None
 
@@ -105,22 +93,13 @@ class MemoryWatch:
 
 def _start_mark(proc: Path) -> str:
     """Reset the high-water mark; returns the field to read then, or "" if there is none."""
-    status = proc / "status"
     with suppress(OSError):
-        present = _read_status(status)
-        with suppress(OSError):
-            (proc / "clear_refs").write_text(_RESET_HIGH_WATER)
-            if "VmHWM" in present:
-                return "VmHWM"
+        present = read_process_sizes(proc)
+        if reset_high_water(proc) and "VmHWM" in present:
+            return "VmHWM"
         if "VmRSS" in present:
             return "VmRSS"
     return ""
-
-
-def _read_status(status: Path) -> dict[str, int]:
-    """The process's sizes in bytes that are listed, read at once."""
-    pairs = (line.partition(":") for line in status.read_text().splitlines())
-    return {name: int(value.split()[0]) * _KIBIBYTE for name, _, value in pairs if name in _SIZES}
 
 
 def _read_largest_bytes() -> int:
@@ -128,4 +107,4 @@ def _read_largest_bytes() -> int:
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, everything else kibibytes.
-    return largest if sys.platform == "darwin" else largest * _KIBIBYTE
+    return largest if sys.platform == "darwin" else largest * 1024

@@ -17,13 +17,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.permuting import order_indices
 
 _CHANNELS: Mapping[Callable[..., Any], int] = MappingProxyType(
-    {
-        functional.linear: -1,
-        functional.conv1d: 1,
-        functional.conv2d: 1,
-        torch.conv1d: 1,
-        torch.conv2d: 1,
-    }
+    {functional.linear: -1, functional.conv1d: 1, functional.conv2d: 1}
 )
 """The dimension of the inputs that the second dimension of the weight of a layer runs over, by its function."""
 

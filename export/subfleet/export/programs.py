@@ -11,6 +11,7 @@ from torch import Tensor
 from subfleet.elastic.building import build_module, network_of
 from subfleet.export.chains.programs import write_chain
 from subfleet.export.chains.supernets import is_chained
+from subfleet.export.memory.step_bytes import add_gaps
 from subfleet.export.preflight import explain_failure
 from subfleet.export.request_steps import sample_of, step_of
 from subfleet.export.requests import InferRequest, ProgramRequest
@@ -95,7 +96,7 @@ def write_program(step: Step, *, target: str, program_id: str) -> Program:
         batch_size=step.inputs[0].shape[0],
         inputs=step.inputs,
         outputs=step.outputs,
-        memory=written.memory,
+        memory=add_gaps(written.memory, target),
         max_abs_diff=max_abs_diff,
         versions=versions,
         operators=written.operators,

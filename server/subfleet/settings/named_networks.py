@@ -83,6 +83,8 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"arguments is {arguments!r:.80}, but must be a table of named arguments")
     if bool(chosen.input_shape) == bool(chosen.inputs):
         raise ConfigError("a module needs either input_shape, or inputs if it has several; set one of the two")
+    if chosen.inputs and chosen.symbols:
+        raise ConfigError(f"symbols is {chosen.symbols}, but each of several inputs has its own; set them in inputs")
     cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity, min_width=chosen.min_width)
     module = make_module(chosen.module, arguments, tuning=Tuning(freeze=chosen.freeze, lora=chosen.lora))
     recorded = record_network(module, chosen.input_shape, symbols=chosen.symbols, inputs=chosen.inputs, cuts=cuts)

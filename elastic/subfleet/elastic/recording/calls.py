@@ -135,7 +135,7 @@ class LoggingMode(TorchFunctionMode):
 def _normalise_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call that replaces a `torch.nn.functional.batch_norm` of a weight: a norm of each channel.
 
-    The exporter treats a batch norm as a norm over samples, some of which may be padding.
+    The exporter leaves padding out of a batch norm over samples, but a weight has no samples.
     """
     given = inspect.signature(functional.batch_norm).bind(*args, **kwargs).arguments
     weight = given["input"]

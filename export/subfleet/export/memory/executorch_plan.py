@@ -22,7 +22,7 @@ import numpy.typing as npt
 from subfleet.device_profiles import detect_packing_width
 from subfleet.export.memory.first_step import measure_first_step
 from subfleet.export.memory.heap import heap_bytes, measure_passing_bytes
-from subfleet.export.memory.step_bytes import add_gaps, fed_bytes, optimiser_bytes, round_up_count, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.step import Step
 from subfleet.protocol.memory_plan import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 from subfleet.protocol.programs import ValueInfo
@@ -88,7 +88,8 @@ def _native_growth(
     after = heap_bytes()
     if passing_bytes > _SUSPECTED_BYTES:
         shapes = ([(array.shape, array.dtype.name) for array in arrays] for arrays in (inputs, outputs))
-        passing_bytes = measure_first_step(body, *shapes)
+        alone_bytes = measure_first_step(body, *shapes)
+        passing_bytes = passing_bytes if alone_bytes is None else alone_bytes
     else:
         passing_bytes = 0
     if before is None or loaded is None or after is None:
@@ -141,8 +142,6 @@ BASE_BYTES = 1_500_000
 besides while it grows a little in the first step."""
 _GROWING_BYTES = 1_000_000
 """Larger growth is measured, not counted, and rounded to multiples of this: the kernel's figures vary by half of it."""
-GAPS = 0.025
-"""Of the rest of a plan: gaps between blocks of the C library's heap. Measured: 0.1 to 2.6 %."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
 """Per byte of a program, for C libraries that do not count their heap. Measured without delegates: 6.9 to 7.1."""
 
@@ -166,7 +165,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures + own_bytes, step_bytes=0, scratch_bytes=0)
     growing_bytes = max(round(growth.passing_bytes / _GROWING_BYTES) - 1, 0) * _GROWING_BYTES
-    plan = MemoryPlan(
+    return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=2 * fed_bytes(step),  # while a step runs, the data set makes the next batch
@@ -179,4 +178,3 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
             Packing(width=at, more_bytes=size - usual_bytes) for at, size in bytes_by_width.items() if packed
         ),
     )
-    return add_gaps(plan, GAPS)

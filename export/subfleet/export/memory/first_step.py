@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -21,7 +22,7 @@ Shape = tuple[tuple[int, ...], str]
 """The shape of an array, and its type's name in NumPy."""
 
 
-def measure_first_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def measure_first_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int | None:
     """Run a program once in a new process, and measure what it took beyond what it keeps.
 
     Args:
@@ -30,20 +31,22 @@ def measure_first_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[S
         outputs: its outputs.
 
     Returns:
-        The bytes; 0 if the process fails.
+        The bytes; None if the process fails.
     """
     header = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    process = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=header + b"\n" + body,
-        capture_output=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-    )
-    return int(process.stdout) if process.returncode == 0 else 0
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        process = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=header + b"\n" + body,
+            capture_output=True,
+            check=True,
+            timeout=_TIMEOUT_S,
+        )
+        return int(process.stdout)
+    return None
 
 
-def make_runs(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Callable[[], object]:
+def _load_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Callable[[], object]:
     """Load a program with the native binding; the result runs it once on zeros."""
     native = importlib.import_module("subfleet_executorch")
     native.set_thread_count(1)
@@ -55,7 +58,7 @@ def make_runs(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 def main() -> None:
     """Measure the program that standard input holds, and print the bytes."""
     header = json.loads(sys.stdin.buffer.readline())
-    run = make_runs(sys.stdin.buffer.read(), header["inputs"], header["outputs"])
+    run = _load_step(sys.stdin.buffer.read(), header["inputs"], header["outputs"])
     sys.stdout.write(f"{measure_passing_bytes(run)}\n")
 
 

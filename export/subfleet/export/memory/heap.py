@@ -2,9 +2,10 @@
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-_PROC = Path("/proc/self")
+from subfleet.device_profiles.process_memory import PROC, read_process_sizes, release_free_memory, reset_high_water
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -27,7 +28,7 @@ def heap_bytes() -> int | None:
     return int(info.uordblks + info.hblkhd)
 
 
-def measure_passing_bytes(run: Callable[[], object], proc: Path = _PROC) -> int:
+def measure_passing_bytes(run: Callable[[], object], proc: Path = PROC) -> int:
     """Run something, and measure the most memory that it took beyond what the process holds afterwards.
 
     Memory that is free already would hide what is taken, so it is returned to the system, before and after.
@@ -39,32 +40,11 @@ def measure_passing_bytes(run: Callable[[], object], proc: Path = _PROC) -> int:
     Returns:
         The bytes; 0 where the kernel does not keep a high-water mark that can be reset.
     """
-    _release_free_memory()
-    marked = _reset_high_water(proc)
+    release_free_memory()
+    marked = reset_high_water(proc)
     run()
-    highest_bytes = _read_status(proc, "VmHWM")
-    _release_free_memory()
-    return max(highest_bytes - _read_status(proc, "VmRSS"), 0) if marked else 0
-
-
-def _release_free_memory() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _reset_high_water(proc: Path) -> bool:
-    try:
-        (proc / "clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _read_status(proc: Path, field: str) -> int:
-    """A size of the process in bytes; 0 if it is not listed."""
-    try:
-        lines = (proc / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+    with suppress(OSError, KeyError):
+        highest_bytes = read_process_sizes(proc)["VmHWM"]
+        release_free_memory()
+        return max(highest_bytes - read_process_sizes(proc)["VmRSS"], 0) if marked else 0
+    return 0

@@ -28,7 +28,7 @@ import onnx
 from subfleet.export.memory.blocks import BlockRequest, KernelCall, blocks_of, peak_bytes
 from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_run import ExecutedGraph, TensorType, run_onnx
-from subfleet.export.memory.step_bytes import add_gaps, fed_bytes, optimiser_bytes, round_up_count, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.step import Step
 from subfleet.protocol.memory_plan import MemoryPlan
 
@@ -169,9 +169,6 @@ FIRST_SESSION_BYTES = 45_000
 VALUE_BYTES = 1_800
 """Objects for each input and output. Measured, together with the above: 0.6 MB (31 values) to 1.4 MB (299 values)."""
 
-GAPS = 0.01
-"""Of the rest of a plan: gaps between blocks of the C library's heap. Measured: 0 to 1 %."""
-
 
 def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
     """Plan a program by loading it and running it once.
@@ -185,17 +182,16 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
         request for request in requests if request[0] in graph.types
     )  # without kernels' scratch memory
     value_count = len(step.inputs) + len(step.outputs)
-    plan = MemoryPlan(
+    return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
         workspace_bytes=max(simulate_arena(requests).resident_bytes - activation, 0)
-        + max(list_heap_bytes(node, graph.types) for node in graph.graph.node),
+        + max((list_heap_bytes(node, graph.types) for node in graph.graph.node), default=0),
         runtime_bytes=round_up_count(graph.session_bytes)
         + len(body)
         + FIRST_SESSION_BYTES
         + TRAINING_BYTES
         + VALUE_BYTES * value_count,
     )
-    return add_gaps(plan, GAPS)
