@@ -4,7 +4,6 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -13,7 +12,6 @@ from torch import nn
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset, presets
-from subfleet.elastic.families.blueprint import module_of
 from subfleet.elastic.network import Family
 
 __all__ = ["ZOO", "ZooModel", "build_seeded"]
@@ -54,11 +52,6 @@ def build_seeded(model: ZooModel, seed: int) -> nn.Module:
         return model.build()
 
 
-def _build_full(config: Family) -> nn.Module:
-    network = network_of(config)
-    return module_of(config.blueprint(), network.local(network.full_architecture()))
-
-
 def _build_perceptron() -> nn.Module:
     """The "2NN" of McMahan et al. 2017, section 3: 199,210 parameters."""
     layers = (nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
@@ -70,7 +63,7 @@ def _create_from_preset(name: str, config: Family, *, batch_size: int = 16, smoo
     symbols = network_of(config).symbols
     return ZooModel(
         name=name,
-        build=partial(_build_full, config),
+        build=config.module,
         sample_shape=config.input_shape,
         sample_dtype="I64" if symbols else "F32",
         sample_limit=symbols,

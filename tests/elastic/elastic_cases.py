@@ -48,7 +48,6 @@ CONVOLUTIONAL: dict[str, Family] = {
         norm="batch",
         hidden_widths=(4, 8, 5, 5),
         learnable_steps=True,
-        block_numbers=((0,), (0, 2, 1)),
     ),
     "batch mlp": Mlp(input_shape=(5,), class_count=4, widths=(4, 6), depths=(2, 1), norm="batch", hidden_widths=(3, 5)),
     "vgg": Vgg(input_shape=(1, 9, 8), class_count=3, widths=(4, 6), depths=(1, 3), norm="batch", kernels=(3, 5)),
@@ -126,7 +125,6 @@ LAYERED: dict[str, Family] = {
         widths=(8, 12),
         depths=(3, 2),
         layer_widths=(4, 12, 8, 16, 12),
-        block_numbers=((0, 2, 1), (0, 1)),
     ),
 }
 """Chains with a width for each layer, in which a left-out layer ties the axes on its two sides."""

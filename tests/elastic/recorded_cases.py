@@ -322,6 +322,18 @@ class Standardised(nn.Module):
         return logits
 
 
+class Recurrent(nn.Module):
+    """An LSTM over symbols, and a layer that reads its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(7, 5), nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 7)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm(self.embed(symbols))[0])
+        return logits
+
+
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
     {
         "branches": (Branches, (2, 6, 6), 0),
@@ -346,6 +358,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "limited": (Limited, (4,), 0),
         "standardised": (Standardised, (2, 4, 4), 0),
         "windows": (Windows, (2, 4, 8), 0),
+        "recurrent": (Recurrent, (5,), 7),
     }
 )  # fmt: skip
 """A function that makes a module, the shape of its samples, and the number of symbols."""

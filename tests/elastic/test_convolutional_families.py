@@ -2,18 +2,20 @@
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, random_state
-from elastic.grouped_network import GROUPED
+from elastic.grouped_network import record_grouped_network
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.families.blueprint import declare, module_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
+from subfleet.elastic.recording.functions import divide_by_kept
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre, Explicit, Prefix
 
@@ -22,6 +24,24 @@ BOTTLENECK, V2, V3 = (CONVOLUTIONAL[name] for name in ("bottleneck", "mobilenet_
 
 def inputs_of(config: Family) -> Tensor:
     return torch.randn(3, *config.input_shape, generator=torch.Generator().manual_seed(5))
+
+
+class ScaledNorms(TorchFunctionMode):
+    """Notes what scalers divide, before and after, and the inputs of norms with their gains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled: list[tuple[Tensor, Tensor]] = []
+        self.normed: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is divide_by_kept:
+            self.scaled.append((args[0], out))
+        if func in (nn.functional.batch_norm, nn.functional.group_norm):
+            self.normed.append((args[0], kwargs["weight"]))
+        return out
 
 
 def load_module(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> nn.Module:
@@ -35,13 +55,14 @@ def load_module(network: Network, architecture: Architecture, state: dict[str, T
 def test_a_network_without_a_block_computes_as_if_that_were_the_identity(config: Family) -> None:
     network = network_of(config)
     state = random_state(network, 1)
-    full = network.full_architecture()
-    assert full.blocks
-    for block in full.blocks:
-        without = Architecture(blocks=tuple(name for name in full.blocks if name != block))
-        module = load_module(network, full, state)
+    blocks = network.full_architecture().blocks
+    assert blocks
+    for block in blocks:
+        without = Architecture(blocks=tuple(name for name in blocks if name != block))
+        module = config.module()
+        module.load_state_dict(state)
         module.set_submodule(block, nn.Identity())
-        assert torch.equal(load_module(network, without, state)(inputs_of(config)), module(inputs_of(config)))
+        assert torch.equal(load_module(network, without, state)(inputs_of(config)), module.eval()(inputs_of(config)))
 
 
 @pytest.mark.parametrize("config", [BOTTLENECK, V2], ids=lambda config: config.TYPE)
@@ -61,7 +82,7 @@ def test_a_step_of_zero_makes_a_block_the_identity(config: Family) -> None:
 def test_residual_blocks_start_as_the_identity(config: Family) -> None:
     network = network_of(config)
     residual = [decl for decl in network.tensors.values() if decl.role == "residual"]
-    assert len(residual) == (sum(config.depths) if config.TYPE in ("mlp", "preact_resnet") else 0)
+    assert len(residual) == (len(network.cells) if config.TYPE in ("mlp", "preact_resnet") else 0)
     last = "layer3" if config == BOTTLENECK else "layer2"
     assert all(decl.name.split(".")[2] == last for decl in residual)
 
@@ -106,22 +127,19 @@ def test_a_scaler_divides_what_enters_a_norm_while_training(config: Family) -> N
         axes=((axis.name, Prefix(size=axis.granularity)),), blocks=network.full_architecture().blocks
     )
     module = build_module(network, architecture)
-    norm_inputs: dict[str, Tensor] = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
-            layer.register_forward_pre_hook(lambda _, inputs, name=name: norm_inputs.update({name: inputs[0]}))
-            owner = module.get_submodule(name.rpartition(".")[0])
-            owner.register_forward_pre_hook(
-                lambda _, inputs, name=name: norm_inputs.update({f"{name} before": inputs[0]})
-            )
-    for training in (True, False):
-        module.train(training)(inputs_of(config))
-        norms = [name for name in norm_inputs if f"{name} before" in norm_inputs]
-        assert norms
-        for name in norms:
-            tied = network.tensors[f"{name}.weight"].axes == (axis.name,)
-            rate = axis.granularity / axis.size if tied and training else 1
-            assert torch.equal(norm_inputs[name], norm_inputs[f"{name} before"] / rate), name
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    with ScaledNorms() as training:
+        module.train()(inputs_of(config))
+    assert len(training.scaled) == len(training.normed) > 0
+    for (before, after), (given, weight) in zip(training.scaled, training.normed, strict=True):
+        tied = network.tensors[names[id(weight)]].axes == (axis.name,)
+        rate = axis.granularity / axis.size if tied else 1
+        assert given is after
+        assert torch.equal(after, before / rate), names[id(weight)]
+    with ScaledNorms() as evaluation:
+        module.eval()(inputs_of(config))
+    assert len(evaluation.normed) == len(training.normed)
+    assert not evaluation.scaled
 
 
 def test_running_statistics_travel_with_the_weights_and_nothing_else_does() -> None:
@@ -155,23 +173,28 @@ def test_a_module_can_be_copied() -> None:
 
 @pytest.mark.slow
 def test_a_grouped_convolution_keeps_whole_groups() -> None:
-    network = declare(GROUPED.config, GROUPED.blueprint)
+    network = record_grouped_network()
     assert network.tensors["grouped.weight"].axes[1:] == (None, None, None)
-    architecture = Architecture(axes=(("groups", Explicit(indices=(2, 0))), ("stem", Prefix(size=3))))
+    architecture = Architecture(
+        axes=(
+            ("expand", Prefix(size=3)),
+            ("reduce", Explicit(indices=(2, 0))),
+            ("start", Prefix(size=3)),
+        ),
+        network=network.id,
+    )
     local = network.shapes(architecture)
-    small = module_of(GROUPED.blueprint, network.local(architecture)).eval()
+    state = random_state(network, 1)
+    small = load_module(network, architecture, state)
     assert {name: tuple(tensor.shape) for name, tensor in small.state_dict().items()} == local
     assert local["grouped.weight"] == (4, 2, 3, 3)
-    state = random_state(network, 1)
-    held = extract(network, architecture, state)
-    small.load_state_dict(held)
-    assert torch.equal(held["grouped.bias"], state["grouped.bias"][[4, 5, 0, 1]])
-    full = module_of(GROUPED.blueprint, network.local(network.full_architecture())).eval()
+    assert torch.equal(small.state_dict()["grouped.bias"], state["grouped.bias"][[4, 5, 0, 1]])
     state["expand.weight"][:, 2:4] = 0
     state["head.weight"][:, 3:] = 0
     state["reduce.weight"][:, 3:] = 0
-    full.load_state_dict(state)
-    torch.testing.assert_close(small(inputs_of(GROUPED.config)), full(inputs_of(GROUPED.config)), rtol=1e-4, atol=1e-4)
+    full = load_module(network, network.full_architecture(), state)
+    inputs = inputs_of(network.config)
+    torch.testing.assert_close(small(inputs), full(inputs), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +204,11 @@ def test_a_grouped_convolution_keeps_whole_groups() -> None:
         (RESNET, {"norm": "none", "scaler": True}, "scaler"),
         (RESNET, {"stem_width": 6}, "multiple of group_size 4"),
         (RESNET, {"kernels": (3, 4)}, "must be odd"),
-        (RESNET, {"strides": (8, 8), "group_size": 1}, "group_size is 1"),
+        (RESNET, {"strides": (8, 8), "group_size": 1}, "or its norms larger groups"),
         (RESNET, {"block": "bottleneck"}, "multiple of group_size 4"),
         (V2, {"last_widths": (4, 4)}, "last_widths has 2 items, but must have at most 1"),
         (V3, {"input_shape": (4,)}, "channels, height, width"),
-        (CONVOLUTIONAL["vgg"], {"input_shape": (1, 3, 3)}, "larger input"),
+        (CONVOLUTIONAL["vgg"], {"input_shape": (1, 3, 3)}, "fails in layer 'section1.pool'"),
     ],
 )
 def test_impossible_settings_are_refused(config: Family, change: dict[str, object], reason: str) -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch_pruning  # type: ignore[import-untyped]  # it has no annotations
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, RESNET
+from elastic.plain_modules import build_plain
 from torch import nn
 
-from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.submodel import Architecture
 
@@ -49,7 +50,7 @@ def oracle_ties(network: Network) -> Ties:
 
 
 def iter_groups(network: Network, architecture: Architecture) -> Iterable[frozenset[LayerDimension]]:
-    module = build_module(network, architecture)
+    module = build_plain(network, architecture)
     names = {layer: name for name, layer in module.named_modules()}
     steps = [(parameter, 0) for name, parameter in module.named_parameters() if name.endswith("step")]
     graph = torch_pruning.DependencyGraph().build_dependency(

@@ -71,7 +71,7 @@ def test_first_weights_depend_on_the_seed_and_the_tensors_name_alone() -> None:
         ({"widths": (), "depths": ()}, "widths is empty, but must have 1 or more; depths is empty"),
         ({"widths": (8, 10)}, "multiples of group_size 4"),
         ({"depths": (2, 0)}, r"depths\[1\] is 0, but must be 1 or more"),
-        ({"input_shape": (1, 2, 2), "group_size": 1}, "group_size is 1"),
+        ({"input_shape": (1, 2, 2), "group_size": 1}, "groups of a single number"),
     ],
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, object], reason: str) -> None:
@@ -80,7 +80,7 @@ def test_a_wrong_configuration_is_refused(change: dict[str, object], reason: str
 
 
 def test_batches_of_one_number_cannot_be_normalised() -> None:
-    with pytest.raises(ConfigError, match="group_size is 1"):
+    with pytest.raises(ConfigError, match="groups of a single number each"):
         network_of(dataclasses.replace(MLP, group_size=1))
 
 

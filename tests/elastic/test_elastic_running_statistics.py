@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 import torch
 from elastic.elastic_cases import RESNET, random_state
+from elastic.plain_modules import Divisions
 from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, network_of
@@ -44,11 +45,19 @@ def module_of(network: Network, architecture: Architecture, state: dict[str, Ten
     return module.train()
 
 
+def plain_of(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> nn.Module:
+    """The plain module of a family that is as small as the submodel."""
+    halves = architecture != network.full_architecture()
+    module = (replace(BATCH_RESNET, widths=(4, 4), depths=(2, 1)) if halves else BATCH_RESNET).module()
+    module.load_state_dict(extract(network, architecture, state))
+    return module.train()
+
+
 def inputs_of_norms(
     network: Network, architecture: Architecture, state: dict[str, Tensor], batches: list[Tensor]
 ) -> Tensor:
     """All inputs of the deepest norm of section 0, as (channels, values) in float64."""
-    module, recorded = module_of(network, architecture, state), []
+    module, recorded = plain_of(network, architecture, state), []
     layer = module.get_submodule("section0.block1.norm2")
     layer.register_forward_pre_hook(lambda _module, inputs: recorded.append(inputs[0].detach().double()))
     for batch in batches:
@@ -93,7 +102,7 @@ def test_nothing_else_moves_a_bit() -> None:
 def test_one_batch_gives_what_pytorch_gives() -> None:
     network = network_of(BATCH_RESNET)
     state, full = state_of(network), network.full_architecture()
-    module = module_of(network, full, state)
+    module = plain_of(network, full, state)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = 1.0
@@ -237,8 +246,10 @@ def test_a_norm_undoes_a_scaler_in_training(norm: Literal["batch", "group"]) -> 
     state, architecture = state_of(network), small(network)
     scaled, same = scaled_like(network, state)
     modules = module_of(network, architecture, state), module_of(scaled, architecture, same)
-    assert [part.rate for part in modules[1].modules() if hasattr(part, "rate")] == [0.5] * 7
-    plain, divided = (module.double()(samples(6).double()) for module in modules)
+    divisions = Divisions()
+    with divisions:
+        plain, divided = (module.double()(samples(6).double()) for module in modules)
+    assert divisions.rates == [0.5] * 7
     torch.testing.assert_close(divided, plain, rtol=1e-3, atol=1e-3)
 
 

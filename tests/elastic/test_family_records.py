@@ -9,6 +9,7 @@ import pytest
 from elastic.elastic_cases import CONFIGS, MLP, RESNET
 from elastic.token_cases import DECODER, LSTM, TOKEN_CONFIGS, VIT
 
+from subfleet.elastic.building import network_of
 from subfleet.elastic.families import FAMILIES, PRESETS, AnyFamily, preset
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError, ProtocolError
@@ -72,12 +73,13 @@ def test_a_family_has_no_setting_of_another(config: Family, foreign: dict[str, o
 
 @pytest.mark.parametrize("config", [*CONFIGS, *TOKEN_CONFIGS], ids=lambda config: config.TYPE)
 def test_a_record_refuses_what_no_network_can_have(config: Family) -> None:
+    sections = len(network_of(config).sections)
     for change, words in (
         ({"class_count": 0}, "class_count is 0"),
         ({"input_shape": ()}, "input_shape"),
-        ({"depths": (0,) * len(config.depths)}, r"depths\[0\] is 0, but must be 1 or more"),
+        ({"depths": (0,) * sections}, r"depths\[0\] is 0, but must be 1 or more"),
         ({"widths": ()}, "widths is empty, but must have 1 or more"),
-        ({"widths": (-4,) * len(config.depths)}, r"widths\[0\] is -4, but must be 1 or more"),
+        ({"widths": (-4,) * sections}, r"widths\[0\] is -4, but must be 1 or more"),
         ({"norm": "batches"}, "norm is 'batches'"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -2,34 +2,33 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, DENSE, MLP, RESNET, architectures, random_state, relaxed
-from elastic.token_cases import DECODER, TOKEN_CONFIGS, TRANSFORMERS, VIT
+from elastic.token_cases import BERT, DECODER, TOKEN_CONFIGS, TRANSFORMERS, VIT
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of, record_of
 from subfleet.elastic.families import FAMILIES, AnyFamily
-from subfleet.elastic.families.records.blocks import block_numbers
-from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV3
-from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.growing import insert_block
+from subfleet.elastic.growing import deepen_cell, widen_cells
 from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
+from subfleet.elastic.parts import Cell
+from subfleet.elastic.recording.growing import find_template
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.unions import unite_families
-from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 
 EVERY = (*CONFIGS, *TOKEN_CONFIGS, DENSE["grouped fcn"])
@@ -48,25 +47,40 @@ class Growth:
     names: tuple[str, ...]
 
 
+def deepen(config: Family, name: str, count: int = 1) -> Family:
+    """The settings of a network with cells inserted after the cell of this name."""
+    (cell,) = (cell for cell in network_of(config).cells if cell.name == name)
+    return deepen_cell(config, cell, count)
+
+
+def shapes_of(config: Family) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a network."""
+    return {name: decl.shape for name, decl in network_of(config).tensors.items()}
+
+
+def list_deepenable(config: Family) -> list[Cell]:
+    """The cells that others can follow, whether or not these can be the identity."""
+    record = record_of(config)
+    return [cell for cell in network_of(config).cells if find_template(record, cell.name)]
+
+
 @st.composite
 def growths(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Growth:
     """Any network, with up to four blocks inserted anywhere."""
     before = after = draw(st.sampled_from(configs))
     names: list[str] = []
     for _ in range(draw(st.integers(1, 4))):
-        section = draw(st.integers(0, len(after.depths) - 1))
-        numbers = block_numbers(after)[section]
-        after_number = draw(st.sampled_from(numbers))
-        names.append(f"section{section}.block{max(numbers) + 1}")
-        after = insert_block(after, section=section, after=after_number)
+        cell = draw(st.sampled_from(list_deepenable(after)))
+        numbers = [int(name.rpartition("block")[2]) for name in network_of(after).sections[cell.section]]
+        names.append(f"section{cell.section}.block{max(numbers) + 1}")
+        after = deepen_cell(after, cell)
     return Growth(before=before, after=after, names=tuple(names))
 
 
-def test_every_family_of_ours_numbers_its_blocks() -> None:
-    growing = {config.TYPE for config in EVERY}
-    # Supernets do not grow, and a recorded network has no settings that could.
+def test_every_family_of_ours_can_be_deepened() -> None:
+    growing = {config.TYPE for config in EVERY if list_deepenable(config)}
+    # Supernets do not grow, and a recorded network is any of these once it has grown.
     assert growing | {"choice_cnn", "choice_rnn", "recorded"} == set(FAMILIES)
-    assert all("block_numbers" in {field.name for field in fields(FAMILIES[name])} for name in growing)
 
 
 @pytest.mark.slow
@@ -169,123 +183,102 @@ def test_a_network_is_a_size_of_the_grown_one_which_is_their_union(growth: Growt
         with pytest.raises(ConfigError, match="so it cannot be the identity"):
             Replication.draw(after, size, random.Random(1))
     for families in ((growth.before, growth.after), (growth.after, growth.before)):
-        assert network_of(unite_families(families)) == replace(after, config=unite_families(families))
+        assert unite_families(families) == growth.after
 
 
-def test_unions_match_blocks_by_number_and_not_by_position() -> None:
+def test_unions_match_blocks_by_name_and_not_by_position() -> None:
     first = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(2,), hidden_widths=(4, 8))
-    grown = replace(insert_block(first, section=0, after=0), hidden_widths=(4, 12, 8))
+    grown = widen_cells(deepen(first, "section0.block0"), ["section0.block2"], 1.5)
     other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
-    assert unite_families([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
-    with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in contradictory orders"):
+    assert shapes_of(unite_families([first, other])) == shapes_of(replace(other, hidden_widths=(8, 8, 4, 16)))
+    with pytest.raises(ConfigError, match=r"have no union, because in one of them layer 'section0\.block2"):
         unite_families([grown, other])
-    beside = replace(first, depths=(3,), block_numbers=((0, 1, 5),), hidden_widths=(4, 4, 4))
-    assert unite_families([grown, beside]) == replace(
-        first, depths=(4,), block_numbers=((0, 2, 1, 5),), hidden_widths=(4, 12, 8, 4)
-    )
+    with pytest.raises(ConfigError, match=r"'section0\.block1'\], but there the order is \['section0\.block1'"):
+        size_in(network_of(replace(other, depths=(3,), hidden_widths=())), network_of(grown))
+    beside = deepen(deepen(replace(first, hidden_widths=(4, 4)), "section0.block0"), "section0.block1")
+    union = network_of(unite_families([grown, beside]))
+    assert union.sections == (tuple(f"section0.block{number}" for number in (0, 2, 1, 3)),)
+    assert [union.axes[f"{name}.inner"].size for name in union.sections[0]] == [4, 12, 8, 4]
     assert unite_families([grown]) == grown
     # Unspecified widths are those of the section.
     unspecified = replace(first, hidden_widths=(), widths=(16,))
-    assert unite_families([unspecified, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
-    swapped = replace(first, depths=(3,), hidden_widths=(), block_numbers=((0, 2, 1),))
-    with pytest.raises(ConfigError, match=r"'section0\.block1'\], but there the order is \['section0\.block1'"):
-        size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))
+    expected = replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
+    assert shapes_of(unite_families([unspecified, other])) == shapes_of(expected)
 
 
-def test_a_new_block_has_the_sizes_of_the_one_before_it() -> None:
+def test_a_union_has_the_blocks_that_grew_in_either_network() -> None:
+    families = [deepen(MLP, "section0.block0"), deepen(MLP, "section2.block1")]
+    for order in (families, families[::-1]):
+        union = network_of(unite_families(order))
+        assert union.sections == (
+            ("section0.block0", "section0.block2", "section0.block1"),
+            ("section1.block0",),
+            ("section2.block0", "section2.block1", "section2.block2"),
+        )
+
+
+def inner_sizes(config: Family, section: int, end: str) -> list[int]:
+    """The size of an axis of each cell of a section, 0 for a cell without it."""
+    network = network_of(config)
+    axes = [network.axes.get(f"{name}.{end}") for name in network.sections[section]]
+    return [axis.size if axis else 0 for axis in axes]
+
+
+def test_a_new_block_is_like_the_one_before_it_or_the_next_one_of_its_section() -> None:
+    """The first block of a section may change the shape of its input, so no copy of it follows it."""
+    grown = deepen(BERT, "section0.block1")
+    assert inner_sizes(grown, 0, "hidden") == [5, 8, 8, 4]
+    assert inner_sizes(deepen(grown, "section0.block2", 2), 0, "hidden") == [5, 8, 8, 4, 4, 4]
+    assert inner_sizes(deepen(BERT, "section0.block0"), 0, "hidden") == [5, 8, 8, 4]
     config = CONVOLUTIONAL["mobilenet_v3"]
-    assert isinstance(config, MobileNetV3)
-    grown = insert_block(config, section=1, after=0)
-    assert (grown.depths, grown.block_numbers) == ((1, 3, 2), ((0,), (0, 2, 1), (0, 1)))
-    assert grown.hidden_widths == (4, 9, 9, 7, 8, 6)
-    assert grown.squeezed_widths == (2, 0, 0, 0, 3, 4)
-    again = insert_block(grown, section=1, after=2)
-    assert again.block_numbers == ((0,), (0, 2, 3, 1), (0, 1))
-    assert again.hidden_widths == (4, 9, 9, 9, 7, 8, 6)
-    assert again.squeezed_widths == (2, 0, 0, 0, 0, 3, 4)
-    axes = network_of(again).axes
-    assert [axes[f"section1.block{number}.inner"].size for number in (0, 2, 3, 1)] == [9, 9, 9, 7]
-    assert [name for name in axes if name.endswith("squeezed")] == [
-        f"section{name}.squeezed" for name in ("0.block0", "2.block0", "2.block1")
-    ]
-
-
-def test_sizes_of_sections_stay_those_of_sections() -> None:
-    config = CONVOLUTIONAL["efficientnet_v2"]
-    assert isinstance(config, EfficientNetV2)
-    assert insert_block(config, section=2, after=1).squeezed_widths == (0, 0, 3)
-    sections = replace(MLP, hidden_widths=(2, 4, 6))
-    assert insert_block(sections, section=1, after=0).hidden_widths == (2, 4, 6)
-
-
-def test_a_block_at_the_end_of_counted_ones_is_as_if_it_had_always_been_there() -> None:
-    assert insert_block(RESNET, section=1, after=2) == replace(RESNET, depths=(2, 4))
-
-
-def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
-    gaps = replace(MLP, depths=(3, 1, 2), block_numbers=((0, 4, 2), (0,), (0, 1)))
-    assert insert_block(gaps, section=0, after=4).block_numbers == ((0, 4, 5, 2), (0,), (0, 1))
+    first = deepen(config, "section1.block0")
+    assert network_of(first).sections[1] == ("section1.block0", "section1.block2", "section1.block1")
+    assert inner_sizes(first, 1, "inner") == [9, 7, 7]
+    assert inner_sizes(first, 1, "squeezed") == [0, 0, 0]
+    assert inner_sizes(deepen(config, "section2.block0"), 2, "squeezed") == [3, 4, 4]
 
 
 @pytest.mark.parametrize(
-    ("config", "position", "words"),
+    ("config", "name", "depths"),
+    [(RESNET, "section1.block2", (2, 4)), (CONVOLUTIONAL["efficientnet_v2"], "section2.block1", (2, 2, 3))],
+)
+def test_a_block_at_the_end_is_as_if_it_had_always_been_there(config: Any, name: str, depths: tuple[int, ...]) -> None:
+    hidden = (*config.hidden_widths, *config.hidden_widths[-1:])
+    grown, deeper = network_of(deepen(config, name)), network_of(replace(config, depths=depths, hidden_widths=hidden))
+    assert [*grown.tensors.values()] == [*deeper.tensors.values()]
+    assert grown.axes == deeper.axes
+    assert (grown.blocks, grown.cells) == (deeper.blocks, deeper.cells)
+
+
+def test_a_number_is_one_above_the_largest_wherever_the_block_is() -> None:
+    twice = deepen(MLP, "section0.block0", 2)
+    assert network_of(twice).sections[0] == tuple(f"section0.block{number}" for number in (0, 2, 3, 1))
+    again = deepen(twice, "section0.block2")
+    assert network_of(again).sections[0] == tuple(f"section0.block{number}" for number in (0, 2, 4, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
     [
-        (MLP, {"section": 3, "after": 0}, r"into section 3, but the network has sections 0 to 2"),
-        (MLP, {"section": -1, "after": 0}, r"into section -1, but"),
-        (MLP, {"section": 0, "after": 2}, r"after number 2 of section 0, which has the numbers \[0, 1\]"),
+        ("section3.block0", r"'section3\.block0' is to be deepened, but the network has \['section0\.block0', "),
+        ("section0.block2", r"'section0\.block2' is to be deepened, but the network has"),
+        ("section1.block0", r"'section1\.block0' changes the shape of its input, so no copy of it can follow it"),
     ],
 )
-def test_impossible_insertions_are_refused_in_one_sentence(
-    config: Family, position: dict[str, Any], words: str
-) -> None:
+def test_impossible_insertions_are_refused_in_one_sentence(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        insert_block(config, **position)
-
-
-def test_a_family_that_does_not_number_blocks_is_refused() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Towers:
-        """A family of another package."""
-
-        TYPE = "towers"
-        depths: tuple[int, ...] = (2,)
-
-    other: Any = Towers()
-    with pytest.raises(ConfigError, match="'towers' has no setting block_numbers"):
-        insert_block(other, section=0, after=0)
+        deepen_cell(MLP, Cell(name=name, section=int(name[7])))
 
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
 def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
-    plain = replace(config, block_numbers=())
-    assert "block_numbers" not in to_plain(plain), "the hashes of earlier settings would change"
-    grown = insert_block(insert_block(config, section=0, after=0), section=0, after=0)
+    grown = deepen_cell(config, list_deepenable(config)[0], 2)
     again = from_plain(OPEN, parse_json(canonical_json(grown), max_bytes=2**16))
     assert again == grown
     assert hash(again) == hash(grown)
 
 
-@pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
-def test_numbers_that_no_blocks_can_have_are_refused(config: Family) -> None:
-    all_numbers = block_numbers(config)
-    for numbers in ((*all_numbers, (0,)), ((*all_numbers[0], 9), *all_numbers[1:])):
-        with pytest.raises(ConfigError, match="must be empty or have one number for each block"):
-            replace(config, block_numbers=numbers)
-    longer = insert_block(config, section=0, after=0)
-    own, *rest = block_numbers(longer)
-    for first, words in (
-        ((*own[:-1], -1), r"block_numbers\[0\]\[.\] is -1, but must be 0 or more"),
-        ((*own[:-1], own[0]), r"block_numbers\[0\] names 0 more than once"),
-        (own[::-1], "must begin with 0"),
-        ((7, *own[1:]), "must begin with 0"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            replace(longer, block_numbers=(first, *rest))
-    with pytest.raises(ProtocolError, match="block_numbers"):
-        from_plain(OPEN, {**to_plain(config), "block_numbers": [[0, "1"]]})
-
-
-GROWN = insert_block(insert_block(RESNET, section=1, after=0), section=0, after=0)
+GROWN = deepen(deepen(RESNET, "section1.block0"), "section0.block0")
 """Its blocks are numbered 0, 2, 1 and 0, 3, 1, 2."""
 
 
@@ -318,13 +311,12 @@ def test_the_last_block_that_is_kept_stands_for_those_behind_it() -> None:
 
 
 def test_steps_and_halvings_stay_where_they_were() -> None:
-    stepped = network_of(insert_block(replace(DECODER, learnable_steps=True), section=0, after=0))
-    steps = [decl.part for decl in stepped.tensors.values() if decl.role == "step"]
-    assert steps == ["section0.block1", "section1.block1"]
+    stepped = network_of(deepen(replace(DECODER, learnable_steps=True), "section1.block0"))
+    steps = {decl.part for decl in stepped.tensors.values() if decl.role == "step"}
+    assert steps == {"section1.block1", "section1.block2"}
     vgg = CONVOLUTIONAL["vgg"]
-    assert isinstance(vgg, Vgg)
-    module = build_module(network_of(insert_block(vgg, section=0, after=0)), Architecture(blocks=("section0.block1",)))
-    names = [name for name, _ in module.named_children()]
-    assert names == ["section0", "section1", "pool", "head"]
-    assert [name for name, _ in module.get_submodule("section0").named_children()] == ["block0", "block1", "pool"]
-    assert len(network_of(insert_block(VIT, section=1, after=0)).products) == 2 * 4
+    for name in ("section1.block0", "section1.block2"):
+        tensors = network_of(deepen(vgg, name)).tensors
+        positions = {key: decl.positions for key, decl in tensors.items() if key.endswith("conv.weight")}
+        assert [*positions.values()] == [9 * 8, *[4 * 4] * 4], "the layer is before the pooling of its section"
+    assert len(network_of(deepen(VIT, "section1.block0")).products) == 2 * 4

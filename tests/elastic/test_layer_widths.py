@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, LAYERED, random_state
-from elastic.test_growing import inputs_of
+from elastic.test_growing import deepen, inputs_of, shapes_of
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import examples
@@ -18,21 +18,18 @@ from torch import Tensor
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import presets
-from subfleet.elastic.families.blueprint import declare
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.growing import deepen_cell, insert_block, list_cells, widen_cells
+from subfleet.elastic.growing import derive_settings, resize, widen_cells
 from subfleet.elastic.maps import extract
-from subfleet.elastic.network import Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, is_replicable, size_in
-from subfleet.elastic.resizing import derive_settings, has_section_widths
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.unions import unite_families
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.submodel import Architecture, Prefix, Roll
 
-Chain = Vgg | DsCnn
 VGG = Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(3,), norm="none", layer_widths=(4, 6, 4))
 NARROWING = replace(VGG, widths=(3,), layer_widths=(6, 4, 3))
 _declared = cache(network_of)
@@ -41,33 +38,44 @@ few = examples(6)
 
 
 @st.composite
-def chains(draw: st.DrawFn, kind: type[Chain], norm: str) -> Chain:
-    """Any small chain, with or without layer widths; the block numbers of a section ascend."""
-    sections = [[0, *sorted(draw(st.sets(st.integers(1, 4), max_size=3)))] for _ in range(2)]
-    depths = tuple(map(len, sections))
-    layers = draw(st.lists(st.integers(1, 4), min_size=sum(depths), max_size=sum(depths)))
-    widths = tuple(2 * width for width in layers)
-    has_layer_widths: bool = draw(st.booleans())
-    last = (widths[depths[0] - 1], widths[-1])
-    return kind(
+def chains(
+    draw: st.DrawFn, kind: type[Vgg | DsCnn], norm: str, deepest: tuple[int, ...], grown: Sequence[str]
+) -> Family:
+    """Any small chain, with or without layer widths; or one that has grown, with layer widths."""
+    depths = deepest if grown else tuple(draw(st.integers(1, depth)) for depth in deepest)
+    widths = tuple(draw(st.lists(st.sampled_from([2, 4, 6, 8]), min_size=sum(depths), max_size=sum(depths))))
+    has_layer_widths: bool = bool(grown) or draw(st.booleans())
+    chain: Family = kind(
         input_shape=(1, 13, 6),
         class_count=3,
-        widths=last,
+        widths=(widths[depths[0] - 1], widths[-1]),
         depths=depths,
         norm=norm,  # type: ignore[arg-type]  # one of the two below
         group_size=2,
-        block_numbers=()
-        if all(numbers == [*range(len(numbers))] for numbers in sections)
-        else tuple(map(tuple, sections)),
         layer_widths=widths if has_layer_widths else (),
     )
+    for name in grown:
+        chain = deepen(chain, name)
+    return chain
 
 
 @st.composite
-def families(draw: st.DrawFn) -> list[Chain]:
-    """One to three chains of one kind that differ only in sizes."""
+def families(draw: st.DrawFn) -> list[Family]:
+    """One to three chains of one kind that differ only in sizes; new layers follow the same ones in the same order."""
     kind, norm = draw(st.sampled_from([Vgg, DsCnn])), draw(st.sampled_from(["none", "batch"]))
-    return draw(st.lists(chains(kind, norm), min_size=1, max_size=3))
+    deepest = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    # A section's only layer has no successor that could be copied.
+    names = [f"section{section}.block{number}" for section in (0, 1) for number in range(deepest[section])]
+    followed = [name for name in draw(st.lists(st.sampled_from(names), max_size=2)) if deepest[int(name[7])] > 1]
+    counts = draw(st.lists(st.integers(0, len(followed)), min_size=1, max_size=3))
+    return [draw(chains(kind, norm, deepest, followed[:count])) for count in counts]
+
+
+def section_widths(config: Family) -> list[int]:
+    """The number of channels that each section gives."""
+    network = network_of(config)
+    last = [(f"section{section}.stream", f"{names[-1]}.width") for section, names in enumerate(network.sections)]
+    return [network.axes[stream if stream in network.axes else layer].size for stream, layer in last]
 
 
 def weights_of(network: Network, seed: int) -> dict[str, Tensor]:
@@ -106,12 +114,12 @@ def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
 @pytest.mark.slow
 @few
 @given(families())
-def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members: list[Chain]) -> None:
+def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members: list[Family]) -> None:
     network = network_of(unite_families(members))
     for member in members:
         smaller = network_of(member)
         size = size_in(network, smaller)
-        assert [*network.shapes(size).values()] == [decl.shape for decl in smaller.tensors.values()]
+        assert network.shapes(size) == shapes_of(member)
         network.check(size)
         check_copied(network, smaller)
 
@@ -119,27 +127,34 @@ def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members
 @pytest.mark.slow
 @few
 @given(families(), st.randoms(use_true_random=False))
-def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], rng: random.Random) -> None:
-    union: Any = unite_families(members)
+def test_a_union_is_idempotent_commutative_and_monotone(members: list[Family], rng: random.Random) -> None:
+    union = unite_families(members)
     assert unite_families([union, *members]) == unite_families([union]) == union
     assert unite_families(rng.sample(members, len(members))) == union
+    streams = [{"section0.stream", "section1.stream"} <= network_of(own).axes.keys() for own in (union, *members)]
     rest = unite_families(members[1:] or members)
-    assert unite_families([members[0], rest]) == union, "also if the rest is a size of the first member"
-    assert bool(union.layer_widths) == any(member.layer_widths for member in members)
-    assert union.widths == tuple(max(parts) for parts in zip(*(member.widths for member in members), strict=True))
+    if len({*streams}) == 1:  # layers that share an axis in the rest cannot have their own any more
+        assert unite_families([members[0], rest]) == union, "also if the rest is a size of the first member"
+    assert streams[0] == all(streams[1:])
+    assert section_widths(union) == [max(own) for own in zip(*map(section_widths, members), strict=True)]
 
 
 def test_a_union_has_no_more_than_its_members_need() -> None:
     """A layer that a network lacks must carry the channels that the network passes on there."""
     short = replace(VGG, depths=(1,), widths=(8,), layer_widths=())
-    union = unite_families([VGG, short])
-    assert union == replace(VGG, widths=(8,), layer_widths=(8, 8, 8))
+    union = shapes_of(unite_families([VGG, short]))
+    assert union == shapes_of(replace(VGG, widths=(8,), layer_widths=(8, 8, 8)))
     assert unite_families([VGG, replace(short, widths=(2,))]) == VGG
-    assert unite_families([short, replace(short, depths=(3,), widths=(4,))]) == replace(short, depths=(3,))
+    tied = unite_families([short, replace(short, depths=(3,), widths=(4,))])
+    assert shapes_of(tied) == shapes_of(replace(short, depths=(3,)))
+    assert "section0.stream" in network_of(tied).axes
     inner = replace(VGG, layer_widths=(2, 2, 10), widths=(10,))
-    assert unite_families([VGG, inner]) == replace(inner, layer_widths=(4, 6, 10))
+    assert shapes_of(unite_families([VGG, inner])) == shapes_of(replace(inner, layer_widths=(4, 6, 10)))
     ds_cnn = DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(8,), depths=(1,), norm="none")
-    assert unite_families([ds_cnn, replace(ds_cnn, widths=(4,), stem_width=6)]) == replace(ds_cnn, stem_width=8)
+    narrow = replace(ds_cnn, widths=(4,), stem_width=6)
+    assert unite_families([ds_cnn, narrow]) == ds_cnn
+    wider = replace(narrow, stem_width=12)
+    assert shapes_of(unite_families([ds_cnn, wider])) == shapes_of(replace(ds_cnn, stem_width=12))
 
 
 def test_without_layer_widths_nothing_changes() -> None:
@@ -148,7 +163,6 @@ def test_without_layer_widths_nothing_changes() -> None:
         assert "layer_widths" not in to_plain(config), "the hashes of earlier settings would change"
         assert {"section0.stream", "section1.stream"} <= network.axes.keys()
         assert not any(block.reads or block.gives for block in network.blocks)
-        assert has_section_widths(config)
 
 
 def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own() -> None:
@@ -162,11 +176,10 @@ def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own
     assert torch.equal(outputs(tied, state), outputs(untied, state))
     assert [*untied.axes] == [*(f"section0.block{number}.width" for number in range(3)), "class"]
     assert size_in(tied, untied) == replace(tied.full_architecture(), name="") == size_in(untied, tied)
-    assert not has_section_widths(apart)
     # A network with layers of different widths is a size only of the network with an axis for each layer.
     narrow = network_of(replace(VGG, layer_widths=(2, 3, 4)))
     size_in(untied, narrow)
-    with pytest.raises(ConfigError, match=r"its layers of section 0 have \[2, 3, 4\] channels, but must be"):
+    with pytest.raises(ConfigError, match=r"tensor 'section0\.block0\.conv\.\w+' has the shape .* but as a submodel"):
         size_in(tied, narrow)
 
 
@@ -214,9 +227,9 @@ def test_a_left_out_layer_passes_its_input_on() -> None:
     module.load_state_dict(extract(network, architecture, state))
     part = {name: tensor for name, tensor in state.items() if "block1" not in name}
     part["section0.block2.conv.weight"] = state["section0.block2.conv.weight"][:, :4]
-    plain = network_of(replace(VGG, depths=(2,), layer_widths=(), block_numbers=((0, 2),)))
+    plain = network_of(replace(VGG, depths=(2,), layer_widths=()))
     whole = build_module(plain, plain.full_architecture()).double()
-    whole.load_state_dict(part)
+    whole.load_state_dict({name.replace("block2", "block1"): tensor for name, tensor in part.items()})
     with torch.no_grad():
         assert torch.equal(module.eval()(inputs), whole.eval()(inputs))
 
@@ -267,50 +280,55 @@ def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
 
 
 def test_a_cell_becomes_wider_by_itself() -> None:
-    assert widen_cells(VGG, ["section0.block1"], 1.5) == replace(VGG, layer_widths=(4, 9, 4))
-    assert widen_cells(VGG, ["section0.block2"], 1.5) == replace(VGG, widths=(6,), layer_widths=(4, 6, 6))
+    for name, sizes in (("section0.block1", (4, 9, 4)), ("section0.block2", (4, 6, 6))):
+        wider = shapes_of(widen_cells(VGG, [name], 1.5))
+        assert wider == shapes_of(replace(VGG, widths=sizes[-1:], layer_widths=sizes))
     ds_cnn = LAYERED["layered ds_cnn"]
     assert isinstance(ds_cnn, DsCnn)
-    grown = widen_cells(ds_cnn, ["section0.block1"], 1.5)  # the last layer of its section; the stem keeps the old width
-    assert grown == replace(ds_cnn, widths=(12, 12), stem_width=8, layer_widths=(4, 12, 12, 16, 12))
-    (cell,) = (cell for cell in list_cells(network_of(ds_cnn)) if cell.name == "section0.block2")
-    deeper = deepen_cell(ds_cnn, cell)
-    assert (deeper.depths, deeper.block_numbers) == ((4, 2), ((0, 2, 3, 1), (0, 1)))
-    assert deeper.layer_widths == (4, 12, 12, 8, 16, 12)
-    flat = replace(VGG, widths=(4, 4), depths=(1, 1), layer_widths=(4, 4))
-    assert insert_block(flat, section=0, after=0).layer_widths == (4, 4, 4)
-    # The last layer has the width of its section, which the next section reads.
-    with pytest.raises(
-        ConfigError, match=r"widths are \(4,\), but must be \(8,\), the widths of the sections' last layers"
-    ):
-        replace(insert_block(VGG, section=0, after=2), layer_widths=(4, 6, 4, 8))
+    grown = widen_cells(ds_cnn, ["section0.block2"], 1.5)  # the last layer of its section; the stem keeps the old width
+    assert shapes_of(grown) == shapes_of(
+        replace(ds_cnn, widths=(12, 12), stem_width=8, layer_widths=(4, 12, 12, 16, 12))
+    )
+
+
+@pytest.mark.parametrize(("followed", "numbers"), [(0, (0, 3, 1, 2)), (1, (0, 1, 3, 2)), (2, (0, 1, 2, 3))])
+def test_a_new_layer_has_an_axis_of_its_own_that_later_layers_read(followed: int, numbers: tuple[int, ...]) -> None:
+    before, after = network_of(VGG), network_of(deepen(VGG, f"section0.block{followed}"))
+    axes = [f"section0.block{number}.width" for number in numbers]
+    assert after.sections == (tuple(f"section0.block{number}" for number in numbers),)
+    assert [(block.reads, block.gives) for block in after.blocks] == [*pairwise(axes)]
+    for name, (source, target) in zip(after.sections[0][1:], pairwise(axes), strict=True):
+        assert after.tensors[f"{name}.conv.weight"].axes[:2] == (target, source)
+    assert after.tensors["head.weight"].axes == ("class", axes[-1])
+    assert {name: after.axes[name] for name in before.axes} == before.axes
+    assert after.axes[axes[followed + 1]].size == after.axes[axes[followed]].size == (4, 6, 4)[followed]
+    check_copied(after, before)
 
 
 def test_sizes_of_layers_are_settings_of_their_own() -> None:
     network = network_of(VGG)
     axes = (("section0.block0.width", Prefix(size=3)), ("section0.block2.width", Prefix(size=2)))
-    size = replace(network.full_architecture(), axes=axes)
-    assert derive_settings(network, size) == replace(VGG, widths=(2,), layer_widths=(3, 6, 2))
-
-
-def check_copied_into(numbers: Sequence[int], smaller: tuple[int, ...], larger: tuple[int, ...], norm: Any) -> None:
-    config = replace(VGG, norm=norm, widths=larger[-1:], depths=(len(larger),), layer_widths=larger)
-    small = replace(
-        config, widths=smaller[-1:], depths=(len(smaller),), layer_widths=smaller, block_numbers=(tuple(numbers),)
-    )
-    check_copied(network_of(config), network_of(small))
+    derived = derive_settings(network, replace(network.full_architecture(), axes=axes))
+    assert shapes_of(derived) == shapes_of(replace(VGG, widths=(2,), layer_widths=(3, 6, 2)))
+    assert derive_settings(network, network.full_architecture()) == VGG
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_layers_that_are_lacking_pass_on_what_the_smaller_network_has(norm: str) -> None:
-    check_copied_into((0, 2), (4, 6), (4, 7, 6), norm)  # wider than what it reads
-    check_copied_into((0, 3), (3, 6), (4, 7, 5, 6), norm)  # several in a row
-    check_copied_into((0,), (3,), (3, 7, 5), norm)
-    check_copied_into((0, 1), (5, 2), (5, 3, 8), norm)  # the last of its section
+def test_layers_that_are_lacking_pass_on_what_the_smaller_network_has(norm: Any) -> None:
+    def chain(*layers: int) -> Vgg:
+        return replace(VGG, norm=norm, widths=layers[-1:], depths=(len(layers),), layer_widths=layers)
+
+    for layers in ((4, 7, 6), (4, 7, 5, 6)):  # layers after the first one, wider than what they read
+        small = chain(3, 6)
+        deeper = network_of(deepen(small, "section0.block0", len(layers) - 2))
+        sizes = {f"{name}.width": size for name, size in zip(deeper.sections[0], layers, strict=True)}
+        check_copied(network_of(resize(deeper, sizes)), network_of(small))
+    check_copied(network_of(chain(3, 7, 5)), network_of(chain(3)))
+    check_copied(network_of(chain(5, 3, 8)), network_of(chain(5, 2)))  # the last of its section
     for kind in (Vgg, DsCnn):
         wide = kind(
-            input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(3, 2), norm=norm,  # type: ignore[arg-type]
+            input_shape=(1, 13, 6), class_count=3, widths=(4, 6), depths=(3, 2), norm=norm,
             layer_widths=(6, 9, 4, 5, 6),
         )  # fmt: skip
         check_copied(network_of(wide), network_of(replace(wide, depths=(1, 1), widths=(2, 3), layer_widths=())))
@@ -336,14 +354,6 @@ def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
         if not member.layer_widths
     ]
     assert counts == sorted(counts)
-
-
-def test_a_block_that_reads_an_unknown_axis_is_refused() -> None:
-    blueprint = VGG.blueprint()
-    (block, *other_blocks) = blueprint.blocks
-    for wrong in (replace(block, reads=""), replace(block, gives="section9")):
-        with pytest.raises(ConfigError, match="but must name two axes or none"):
-            declare(VGG, replace(blueprint, blocks=(wrong, *other_blocks)))
 
 
 def test_both_kinds_of_chains_share_all_settings_but_the_stem_width() -> None:

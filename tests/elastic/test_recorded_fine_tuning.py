@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from subfleet.arrays.codecs import count_encoded_bytes
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
+from subfleet.elastic.growing import resize
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.permuting import permute, rank_indices
@@ -16,6 +17,7 @@ from subfleet.elastic.recording.adapters import add_adapters, merge_adapters
 from subfleet.elastic.recording.freezing import freeze_parameters
 from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.recording.tuning import LoraSettings
+from subfleet.elastic.unions import unite_families
 from subfleet.elastic.update_form import UpdateForm, list_frozen
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Prefix
@@ -69,9 +71,9 @@ def test_a_network_with_constants_is_not_resized() -> None:
     family, _ = record(Positions(), 5, 3)
     assert family.hindrance == "has no residual blocks"
     with pytest.raises(ConfigError, match=r"tensor 'table' keeps the values .* so its size \(1, 5, 8\) cannot change"):
-        family.with_sizes({"embed": 12})
+        resize(network_of(family), {"embed": 12})
     with pytest.raises(ConfigError, match="tensor 'table' keeps the values"):
-        family.united_with([record_network(Positions(12), (5, 3))])
+        unite_families([family, record_network(Positions(12), (5, 3))])
 
 
 def test_running_statistics_are_not_constant() -> None:

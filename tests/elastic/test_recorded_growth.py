@@ -16,14 +16,9 @@ from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
-from subfleet.elastic.growing import (
-    can_deepen,
-    deepen_cell,
-    list_cells,
-)
+from subfleet.elastic.growing import can_deepen, deepen_cell, derive_settings, resize, widen_cells
 from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.elastic.resizing import derive_settings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Prefix
 
@@ -54,6 +49,18 @@ class Scaled(nn.Module):
         return torch.relu(inputs + (first + self.scale * torch.sigmoid(self.other(inputs))))
 
 
+class Normed(nn.Module):
+    """Adds layers with a norm between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, 6), nn.LayerNorm(6), nn.Linear(6, width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        added: Tensor = self.layers(inputs)
+        return inputs + added
+
+
 def _layers(*blocks: nn.Module, width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Sequential(*blocks), nn.Linear(width, 3))
 
@@ -68,6 +75,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = Mapping
             (1, 6, 6),
         ),
         "layers": (lambda: _layers(Scaled(8), Scaled(8)), (6,)),
+        "norms inside": (lambda: _layers(Normed(8), Added(8)), (6,)),
         "in place": (lambda: _layers(InPlace(8), Added(8), InPlace(8)), (6,)),
         "attention": (lambda: _encode(norm_first=True), (5, 6)),
         "norms after sums": (lambda: _encode(norm_first=False), (5, 6)),
@@ -111,28 +119,30 @@ def test_a_grown_network_costs_more_and_nothing_else_changes(morph: Morph) -> No
 @pytest.mark.parametrize("name", MODULES)
 def test_a_cell_becomes_wider_inside(name: str) -> None:
     network = network_of(record(name))
-    assert len(list_cells(network)) >= 2
-    for cell in list_cells(network):
+    assert len(network.cells) >= 2
+    for cell in network.cells:
         for axis in cell.axes:
             assert network.axes[axis].kind != "class"
             assert {decl.part for decl in network.tensors.values() if axis in network.list_axes(decl)} == {cell.name}
+        if cell.axes:
+            wider = network_of(widen_cells(network.config, [cell.name], 1.5))
+            check_outputs(Morph(before=network, after=wider, wider=(cell.name,), followed=()), shares=False)
 
 
 def test_a_sum_that_is_normalised_is_no_identity() -> None:
     """Such a block can be left out and widened, but not repeated."""
     network = network_of(record("norms after sums"))
-    cells = list_cells(network)
-    assert [cell.name for cell in cells] == ["1.layers.0", "1.layers.1"]
-    assert all(cell.axes for cell in cells)
-    assert not any(can_deepen(network, cell) for cell in cells)
+    assert [cell.name for cell in network.cells] == ["1.layers.0", "1.layers.1"]
+    assert all(cell.axes for cell in network.cells)
+    assert not any(can_deepen(network, cell) for cell in network.cells)
 
 
 def test_new_blocks_have_the_next_numbers_of_their_container() -> None:
     network = network_of(record("convolutions"))
-    first, second = list_cells(network)
+    first, second = network.cells
     assert (first.name, second.name) == ("1", "2")
     config = deepen_cell(network.config, first, 2)
-    assert [cell.name for cell in list_cells(network_of(config))] == ["1", "6", "7", "2"]
+    assert [cell.name for cell in network_of(config).cells] == ["1", "6", "7", "2"]
     names = list(network_of(deepen_cell(config, second)).tensors)
     assert [name for name in names if name.endswith("last.weight")] == [f"{own}.last.weight" for own in (1, 6, 7, 2, 8)]
 
@@ -140,7 +150,7 @@ def test_new_blocks_have_the_next_numbers_of_their_container() -> None:
 def test_a_submodel_of_a_grown_network_lacks_the_new_block() -> None:
     """What it computes is what the network computed before it grew."""
     before = network_of(record("in place"))
-    after = network_of(deepen_cell(before.config, list_cells(before)[0]))
+    after = network_of(deepen_cell(before.config, before.cells[0]))
     state = weights_of(after)
     smaller = build_module(after, size_in(after, before)).double().eval()
     own = {name: state[name] for name in before.tensors}
@@ -185,8 +195,19 @@ class Changing(nn.Module):
 @pytest.mark.parametrize("block", [Gate, Changing])
 def test_a_block_that_cannot_be_the_identity_is_not_repeated(block: Callable[[int], nn.Module]) -> None:
     network = network_of(record_network(_layers(block(8), Added(8)), (6,)))
-    deepened = {cell.name: can_deepen(network, cell) for cell in list_cells(network)}
+    deepened = {cell.name: can_deepen(network, cell) for cell in network.cells}
     assert deepened == {"2.0": False, "2.1": True}
+
+
+class Squared(nn.Module):
+    """Adds a product that reads the rows of a matrix, and has the same axis in both dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.relu(inputs @ self.matrix)
 
 
 def test_indices_that_are_combined_or_read_unusually_are_not_copied() -> None:
@@ -205,10 +226,12 @@ def test_indices_that_are_combined_or_read_unusually_are_not_copied() -> None:
             return logits
 
     network = network_of(record_network(Unusual(), (5,), symbols=9))
-    assert {name: axis.copied for name, axis in network.axes.items() if axis.kind != "class"} == {
-        "matrix": False, "normed.0": False, "normed.2": False,
+    assert {name: (axis.copied, axis.evenly) for name, axis in network.axes.items() if axis.kind != "class"} == {
+        "matrix": (False, False), "normed.0": (True, True), "normed.2": (False, False),
     }  # fmt: skip
-    wider = network_of(record_network(Unusual(), (5,), symbols=9).with_sizes({"matrix": 20}))
+    (axis,) = (own for own in network_of(record_network(_layers(Squared()), (6,))).axes.values() if own.kind != "class")
+    assert not axis.copied
+    wider = network_of(resize(network, {"matrix": 20}))
     with pytest.raises(ConfigError, match="axis 'matrix' cannot be copied, because its indices are combined"):
         Replication.cycle(wider, size_in(wider, network))
 

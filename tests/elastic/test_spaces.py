@@ -13,7 +13,8 @@ from matrices import examples
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.network import Block, Family, Network, TensorDecl
+from subfleet.elastic.network import Family, Network, TensorDecl
+from subfleet.elastic.parts import Block
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch_pruning  # type: ignore[import-untyped]  # it has no annotations
+from elastic.plain_modules import build_plain
 from elastic.test_dependency_oracle import LayerDimension, Ties, merge_groups
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT, inputs_of
 from torch import nn
 
 from subfleet.elastic.axes import Dim, Product, factors_of
-from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.building import network_of
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.submodel import Architecture
 
@@ -59,7 +60,7 @@ def oracle_ties(network: Network) -> Ties:
 
 
 def iter_groups(network: Network, architecture: Architecture) -> Iterable[frozenset[LayerDimension]]:
-    module = build_module(network, architecture)
+    module = build_plain(network, architecture)
     parameters = dict(module.named_parameters())
     unwrapped = [(parameters[name], 2) for name in ("tokens.positions", "tokens.class_token") if name in parameters]
     names = {layer: name for name, layer in module.named_modules()}

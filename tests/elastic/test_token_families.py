@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic.elastic_cases import relaxed
+from elastic.plain_modules import Divisions, build_plain
 from elastic.token_cases import (
     BERT,
     DECODER,
@@ -143,9 +144,9 @@ def test_a_skipped_block_is_not_there(config: Family) -> None:
     state, inputs = double_state(network, 4), inputs_of(config)
     skipped = network.blocks[-1].name
     architecture = Architecture(blocks=tuple(block.name for block in network.blocks[:-1]))
-    module = load_module(network, network.full_architecture(), state)
+    module = build_plain(network, architecture).double().eval()
     assert not any(name.startswith(skipped) for name in network.shapes(architecture))
-    module.get_submodule(skipped).register_forward_hook(lambda _module, arguments, _result: arguments[0])
+    module.load_state_dict(state, strict=False)
     assert torch.equal(
         load_module(network, architecture, extract(network, architecture, state))(inputs), module(inputs)
     )
@@ -279,15 +280,11 @@ def test_a_scaler_divides_embeddings_projections_and_what_joins_the_stream() -> 
         name: Prefix(size=axis.size // 2) for name, axis in network.axes.items() if axis.kind in {"embed", "head_dim"}
     }
     module = build_module(network, Architecture(axes=tuple(sorted(axes.items()))))
-    rates = {name: layer.rate for name, layer in module.named_modules() if hasattr(layer, "rate")}
-    assert rates == {
-        "tokens.scaler": 0.5,
-        **{
-            f"{block}.{scaler}": rate
-            for block in ("section0.block0", "section1.block0")
-            for scaler, rate in (("attention.scaler", 0.5), ("feed_forward.scaler", 1.0), ("scaler", 0.5))
-        },
-    }
+    divisions = Divisions()
+    with divisions:
+        module.train()(inputs_of(DECODER))
+    # Of embeddings; then for each block of queries, keys, values, what joins the stream, inside, what joins it.
+    assert divisions.rates == [0.5, *(0.5, 0.5, 0.5, 0.5, 1.0, 0.5) * 2]
 
 
 @pytest.mark.parametrize(

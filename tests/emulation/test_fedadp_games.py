@@ -42,9 +42,11 @@ def test_clients_have_the_networks_of_the_paper_in_all_entries(game: str, client
     assert (sum(networks.values()), len(networks)) == (clients, kinds)
     if game == "fedadp-vgg":
         (largest,) = [family for family, count in networks.items() if count == 6]
-        depths = {sum(family.depths) for family in networks if family is not None}
+        depths = {len(network_of(family).cells) for family in networks if family is not None}
         assert largest is not None
-        assert (sum(largest.depths), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), "VGG-19 has 16 convolutions"
+        assert (len(network_of(largest).cells), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), (
+            "VGG-19 has 16 convolutions"
+        )
         run = runs["fedadp-paper"]
         training = run.training
         assert (run.rounds, training.epochs, training.batch_size, training.round_fraction) == (200, 10, 64, 0.2)
@@ -57,7 +59,9 @@ def test_the_eight_networks_of_the_paper_have_one_union() -> None:
     networks = [device.network for device in run.fleet.expand_devices() if device.network is not None]
     union = network_of(unite_families(list(dict.fromkeys(networks))))
     wider = next(
-        network for network in networks if sum(network.depths) == 16 and getattr(network, "layer_widths", None)
+        network
+        for network in networks
+        if len(network_of(network).cells) == 16 and getattr(network, "layer_widths", None)
     )
     assert union.config == wider, "it is VGG-19-Wider"
 

@@ -2,7 +2,7 @@
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.growing import insert_block
+from subfleet.elastic.growing import deepen_cell
 from subfleet.elastic.network import Family
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
@@ -12,7 +12,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 RESNET = PreactResNet(input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4)
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 5, 5), class_count=4, widths=(3, 5), depths=(1, 2), group_size=1)
 MLP = Mlp(input_shape=(5,), class_count=4, widths=(8, 6), depths=(2, 1), group_size=2)
-GROWN_RESNET = insert_block(RESNET, section=1, after=0)
+GROWN_RESNET = deepen_cell(RESNET, network_of(RESNET).cells[2])
 """Its blocks are numbered 0, 2 and 1."""
 MODELS: dict[str, Family] = {"resnet": RESNET, "ungrouped": UNGROUPED_RESNET, "mlp": MLP}
 PLAIN = OptimiserSettings(momentum=0.0)

@@ -100,7 +100,7 @@ def test_ids_of_published_networks_programs_stay(name: str, monkeypatch: pytest.
     assert request.program_id.startswith(PRESET_IDS[name])
 
 
-def test_a_network_with_other_block_numbers_has_another_program() -> None:
+def test_a_network_whose_blocks_have_other_names_has_another_program() -> None:
     deeper = dataclasses.replace(RESNET, depths=(2, 3))
     assert deeper != GROWN_RESNET
     assert train_request("onnx", GROWN_RESNET).program_id != train_request("onnx", deeper).program_id

@@ -20,7 +20,7 @@ from torch import Tensor
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.growing import can_deepen, deepen_cell, list_cells, widen_cells
+from subfleet.elastic.growing import can_deepen, deepen_cell, widen_cells
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network
@@ -56,12 +56,12 @@ def logits(target: str, network: Network, state: Mapping[str, Tensor], inputs: T
 )
 def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: str) -> None:
     before = network_of(CASES[case])
-    config = widen_cells(before.config, [cell.name for cell in list_cells(before) if cell.axes], 1.5)
-    for cell in list_cells(before):
-        if can_deepen(before, cell):
-            config = deepen_cell(config, cell)
+    config = widen_cells(before.config, [cell.name for cell in before.cells if cell.axes], 1.5)
+    deepened = [cell for cell in before.cells if can_deepen(before, cell)]
+    for cell in deepened:
+        config = deepen_cell(config, cell)
     after = network_of(config)
-    assert len(list_cells(after)) == 2 * len(list_cells(before))
+    assert len(after.cells) == len(before.cells) + len(deepened) > len(before.cells)
     replication = Replication.draw(after, size_in(after, before), random.Random(1))
     state = {name: tensor.float() for name, tensor in weights_of(before).items()}
     lineage = Replicated(sources=tuple(sorted(replication.sources.items())))

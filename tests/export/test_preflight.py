@@ -1,13 +1,11 @@
 """Errors for networks that cannot be trained name the layer, the reason and the remedy before anything is written."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from export.export_cases import train_request
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
+from subfleet.elastic.building import record_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.preflight import explain_failure, find_obstacles
 from subfleet.export.programs import export_program
@@ -92,20 +90,15 @@ def test_an_error_names_its_layer_or_stays_as_it_is() -> None:
 
 
 def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_log_gamma(config: Mlp) -> Blueprint:
-        blueprint = mlp(config)
+    def with_log_gamma(config: Mlp) -> nn.Module:
+        module = mlp(config)
+        module.add_module("special", LogGamma())
+        return module
 
-        def build(sizes: Sizes) -> nn.Module:
-            module = blueprint.build(sizes)
-            module.add_module("special", LogGamma())
-            module.register_forward_hook(lambda network, _inputs, logits: network.special(logits))
-            return module
-
-        return replace(blueprint, build=build)
-
-    mlp = Mlp.blueprint
-    monkeypatch.setattr(Mlp, "blueprint", with_log_gamma)
-    with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be exported .*; use") as raised:
+    mlp = Mlp.module
+    monkeypatch.setattr(Mlp, "module", with_log_gamma)
+    record_of.cache_clear()
+    with pytest.raises(ExportError, match=r"^layer 'special' \(lgamma\) cannot be exported .*; use") as raised:
         export_program(train_request("onnx"))
     assert isinstance(raised.value.__cause__, ExportError)
 

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from elastic.recorded_cases import MODULES, record_case
 from export.step_rig import assert_close, draw, example, load_values, run, step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
+from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.layers import ChannelsLast
 from subfleet.export.steps import SampleSpec, Step
 from subfleet.export.steps.objectives import OBJECTIVES
@@ -72,6 +74,19 @@ def test_classes_of_pixels(smoothing: float) -> None:
     results = expect(step, inputs, module, loss)
     assert results["count"] == (labels >= 0).sum()
     assert results["correct"] == ((logits.argmax(1) == labels) & (labels >= 0)).sum()
+
+
+def test_classes_of_pixels_that_a_recorded_module_puts_before_its_places() -> None:
+    """As segmentation networks do, logits are (batch, classes, height, width)."""
+    make, shape, _ = MODULES["shuffled"]
+    network = network_of(record_case("shuffled"))
+    recorded = build_module(network, network.full_architecture())
+    step = step_of_module(recorded, shape, batch_size=4, objective=ObjectiveSettings(name="dense_cross_entropy"))
+    inputs = example(step)
+    module = load_values(make(), inputs)
+    labels = inputs["label"][:-1]
+    loss = functional.cross_entropy(module(inputs["input"])[:-1], labels, ignore_index=-1)
+    assert expect(step, inputs, module, loss)["count"] == (labels >= 0).sum()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

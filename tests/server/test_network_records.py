@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from server.coordinator_cases import context_of
 from server.test_costs import ROW, record
 
-from subfleet.elastic.growing import deepen_cell, list_cells, widen_cells
+from subfleet.elastic.growing import deepen_cell, widen_cells
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord, walk_descendants
@@ -22,7 +22,7 @@ from subfleet.serving.narration import describe_readiness
 
 CONTEXT = context_of()
 CONFIG = CONTEXT.config.model
-CELLS = list_cells(CONTEXT.network)
+CELLS = CONTEXT.network.cells
 WIDE = widen_cells(CONFIG, [CELLS[0].name], 2.0)
 FIRST = Lineage(id="", config=CONFIG)
 WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1, reason="it learned no more")

@@ -13,7 +13,6 @@ from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.protocol.schema import to_plain
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.overrides import apply_override, merge_settings, parse_override
 from subfleet.settings.reading import list_included_runs, read_run, read_runs
@@ -60,17 +59,6 @@ def test_there_is_a_run_for_every_method() -> None:
 )
 def test_command_line_values_are_toml_or_text(text: str, keys: tuple[str, ...], value: object) -> None:
     assert parse_override(text) == (keys, value)
-
-
-def test_block_numbers_are_settings_and_in_the_fingerprint_only_if_set(tmp_path: Path) -> None:
-    text = 'base = "quickstart"\n[model]\nblock_numbers = [[0, 4, 1, 2]]\n'
-    grown = read_run(write_run(tmp_path, text))
-    assert to_plain(grown.model)["block_numbers"] == [[0, 4, 1, 2]]
-    assert grown == read_run("quickstart", ("model.block_numbers=[[0, 4, 1, 2]]",))
-    assert "block_numbers" not in json.loads(read_run("quickstart").fingerprint())["model"]
-    assert json.loads(grown.fingerprint())["model"]["block_numbers"] == [[0, 4, 1, 2]]
-    with pytest.raises(ConfigError, match=r"block_numbers of section 0 are \(4, 0, 1, 2\), but must begin with 0"):
-        read_run("quickstart", ("model.block_numbers=[[4, 0, 1, 2]]",))
 
 
 def test_overrides_take_the_place_of_the_files_values() -> None:

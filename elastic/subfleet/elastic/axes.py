@@ -29,6 +29,7 @@ class Axis:
         least: the fewest indices that a submodel keeps.
         copied: whether a network may grow by copies of its indices: each tensor either computes or reads them, and
             nothing else combines them.
+        evenly: whether all indices must then have equally many copies, because they are normalised together.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Axis:
     granularity: int = 1
     least: int = 1
     copied: bool = True
+    evenly: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,23 +9,66 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import declare, module_of, without_weights
+from subfleet.elastic.declaring import declare
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.network import Family, LocalShapes, Network, Role, TensorDecl
+from subfleet.elastic.recording.markers import find_markers
+from subfleet.elastic.recording.record import NetworkRecord
+from subfleet.elastic.recording.recorder import record_module
+from subfleet.elastic.recording.replaying import ReplayedModule
+from subfleet.elastic.subspaces import build_subspace, declare_supernet
+from subfleet.elastic.supernets import Supernet
+from subfleet.elastic.undrawn import Undrawn
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["build_module", "init_state", "network_of"]
+__all__ = ["build_module", "count_parameters", "init_state", "network_of"]
 
 _MODULE_SEED = 0
+_MOST_RUN, _MOST_HELD = 10**10, 2**22
 
 
-@lru_cache(maxsize=32)  # an export calls it several times, and each call builds two modules
+@lru_cache(maxsize=256)  # an export calls it several times, and each call builds two modules
 def network_of(config: Family) -> Network:
     """The network of a family's settings.
 
     Raises:
         ConfigError: the settings are invalid.
     """
-    return declare(config, config.blueprint())
+    return declare_supernet(config) if isinstance(config, Supernet) else declare(config, record_of(config))
+
+
+@lru_cache(maxsize=256)
+def record_of(config: Family) -> NetworkRecord:
+    """The record of a family's settings: their own, or that of their module.
+
+    Raises:
+        ConfigError: the settings are invalid.
+    """
+    if isinstance(config, Recorded):
+        return config.record()
+    with torch.device("meta"), Undrawn():
+        module = config.module()
+    if not find_markers(module).drawn or not _is_large(config, module):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # noqa: TID251 - the family's code draws; the same settings must give the same record
+            module = config.module()
+    return record_module(module, config.input_shape, symbols=getattr(config, "vocabulary", 0))
+
+
+def _is_large(config: Family, module: nn.Module) -> bool:
+    """Whether a run of a network may take longer than loading what PyTorch needs to run it without memory."""
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    return parameters * math.prod(config.input_shape[1:]) > _MOST_RUN or parameters > _MOST_HELD
+
+
+def count_parameters(config: Family) -> int:
+    """The number of a network's parameters and running statistics, which takes no memory for them.
+
+    Raises:
+        ConfigError: the settings are invalid.
+    """
+    with torch.device("meta"), Undrawn():
+        return sum(tensor.numel() for tensor in config.module().state_dict().values())
 
 
 def init_state(network: Network, seed: int) -> dict[str, Tensor]:
@@ -63,8 +106,11 @@ def sized_module(config: Family, local: LocalShapes) -> nn.Module:
         config: settings of the network.
         local: sizes of the axes and shapes of the tensors; a block without tensors is omitted.
     """
-    with without_weights():
-        return module_of(config.blueprint(), local)
+    record = None if isinstance(config, Supernet) else record_of(config)
+    with torch.device("meta"), Undrawn():
+        if record is None:
+            return build_subspace(config, local.parts)
+        return ReplayedModule(record, local.sizes, local.parts)
 
 
 _CONSTANT_ROLES: Mapping[Role, float] = MappingProxyType(

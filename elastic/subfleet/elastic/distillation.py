@@ -17,9 +17,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.batch_norms import NormalisingByBatch
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
@@ -177,16 +177,14 @@ def _slices(maps: Mapping[str, TensorMap], state: Tensors) -> dict[str, Tensor]:
 
 
 def _module(network: Network, architecture: Architecture, state: Tensors) -> nn.Module:
-    module = build_module(network, architecture).to(_device_of(state)).eval()
-    for part in module.modules():
-        part.train(isinstance(part, _BatchNorm))
-    return module
+    return build_module(network, architecture).to(_device_of(state)).eval()
 
 
 def _rows(module: nn.Module, tensors: Tensors, inputs: Tensor) -> Tensor:
     """The logits of a module with these tensors, a row for each prediction: (rows, classes)."""
     buffers = {name: tensors[name].clone() for name, _ in module.named_buffers() if name in tensors}
-    logits: Tensor = functional_call(module, {**tensors, **buffers}, (inputs,))
+    with NormalisingByBatch(buffers):
+        logits: Tensor = functional_call(module, {**tensors, **buffers}, (inputs,))
     return logits.flatten(0, -2)
 
 

@@ -15,8 +15,6 @@ from itertools import chain
 
 from torch import Tensor
 
-from subfleet.elastic.families.records.blocks import block_numbers
-from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
@@ -66,9 +64,12 @@ def graft(network: Network, architecture: Architecture) -> Graft:
         ConfigError: the architecture is not a submodel of this network, or the blocks of a section differ in shape.
     """
     stands_for = {block: block for block in architecture.blocks}
-    for section, numbers in enumerate(block_numbers(network.config)):
+    for section, names in enumerate(network.sections):
         blocks = [block.name for block in network.blocks if block.section == section]
-        trained = [name for name in blocks if name in architecture.blocks] or [block_name(section, numbers[0])]
+        kept = [name for name in names if name not in blocks]
+        trained = [name for name in blocks if name in architecture.blocks] or kept[-1:]
+        if not trained:
+            raise ConfigError(f"submodel {architecture.name!r} has no block of section {section} to copy; keep one")
         stands_for |= {name: trained[-1] for name in blocks if name not in trained}
     sources = {name: name for name in network.shapes(architecture)}
     index_sets = dict(architecture.axes)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from subfleet.elastic.families.layers import EPSILON
-from subfleet.elastic.families.records.blocks import block_numbers
-from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
+
+_EPSILON = 1e-5
+"""What BatchNorm adds to the variance by default."""
 
 
 def can_be_identity(network: Network, block: str) -> bool:
@@ -98,7 +98,7 @@ def _make_passing_norm(network: Network, name: str, weights: Mapping[str, Tensor
     square = (bias.square() + deviation.square()) * share + bias * deviation * density
     variance = (square - mean.square()).clamp_min(0.0)
     tensors = {
-        "weight": (variance + EPSILON).sqrt(),
+        "weight": (variance + _EPSILON).sqrt(),
         "bias": mean,
         "running_mean": mean,
         "running_var": variance,
@@ -108,9 +108,7 @@ def _make_passing_norm(network: Network, name: str, weights: Mapping[str, Tensor
 
 def _norm_before(network: Network, name: str) -> tuple[str, str]:
     """Names of the gain and bias of the last norm in the previous block of the section."""
-    sections = block_numbers(network.config)
-    names = [[block_name(section, number) for number in numbers] for section, numbers in enumerate(sections)]
     block = network.tensors[name].part
-    before = next(own[own.index(block) - 1] for own in names if block in own)
+    before = next(own[own.index(block) - 1] for own in network.sections if block in own)
     gains = [own for own, decl in network.tensors.items() if own.startswith(f"{before}.") and decl.role == "gain"]
     return gains[-1], f"{gains[-1].removesuffix('weight')}bias"

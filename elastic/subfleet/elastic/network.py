@@ -18,13 +18,14 @@ from subfleet.elastic.axes import (
     factors_of,
     list_indices,
 )
+from subfleet.elastic.parts import Block, Cell, MatrixProduct, OperatorChoice
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre, Prefix
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
-__all__ = ["Block", "Family", "MatrixProduct", "Network", "Norm", "Role", "TensorDecl"]
+__all__ = ["Family", "Network", "Norm", "Role", "TensorDecl"]
 
 Norm = Literal["group", "batch", "layer", "none"]
 """Kinds of norms; those of kind "batch" have running statistics."""
@@ -56,10 +57,6 @@ class Family(Protocol):
         """Number of outputs, at least 1: classes (at least 2), labels or numbers."""
 
     @property
-    def depths(self) -> tuple[int, ...]:
-        """Number of blocks of each section, at least 1; the first is always kept, the others are its `Block`s."""
-
-    @property
     def norm(self) -> Norm:
         """Kind of norms."""
 
@@ -74,48 +71,14 @@ class Family(Protocol):
     def __hash__(self) -> int:
         """Equal settings have equal hashes."""
 
-    def blueprint(self) -> "Blueprint":
-        """How the network is built; imports PyTorch when it is called.
+    def module(self) -> "nn.Module":
+        """The whole network as a PyTorch module with `subfleet.elastic.recording.markers`, which is then recorded.
+
+        PyTorch is imported when this is called.
 
         Raises:
             ConfigError: settings do not fit each other.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A part of the network that a submodel can leave out.
-
-    Attributes:
-        name: unique in its network; prefix of the names of its tensors.
-        section: index of its section.
-        reads: axis of its input if its output has another one; empty if both are the same.
-        gives: axis of its output, likewise. A submodel without the block passes its input on, so it keeps the same
-            indices of both axes.
-    """
-
-    name: str
-    section: int
-    reads: str = ""
-    gives: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorChoice:
-    """Alternative operators at one position of the network; a path has one of them (FedorAS, section 3.1).
-
-    Attributes:
-        name: unique in its network; the path of its module.
-        operators: names of the operators, at least two, in the family's order.
-    """
-
-    name: str
-    operators: tuple[str, ...]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the operators as parts of the network: the paths of their modules."""
-        return tuple(f"{self.name}.{operator}" for operator in self.operators)
 
 
 Start = tuple[float, float] | bytes
@@ -170,21 +133,6 @@ class TensorDecl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixProduct:
-    """A product of computed values, such as queries and keys, that follows from no tensor's shape.
-
-    Attributes:
-        result: sizes of the result for one sample: names of axes, and sizes that are never cut.
-        summed: sizes of the summed dimensions, likewise.
-        part: the skippable block or operator that computes it; None if it is always computed.
-    """
-
-    result: tuple[str | int, ...]
-    summed: tuple[str | int, ...]
-    part: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShapes:
     """The sizes of a submodel: all that a family needs to build its module.
 
@@ -209,6 +157,7 @@ class Network:
         axes: axes by name.
         sums: dimensions that run over several outputs one after another.
         blocks: skippable blocks, in network order.
+        cells: all blocks, also those that no submodel leaves out.
         choices: operator choices by name, in network order.
         tensors: tensors by name, in network order.
         products: products of computed values, for cost estimates.
@@ -216,7 +165,6 @@ class Network:
             output, and a third if the activation needs its input, too.
         group_size: numbers of a norm that share a mean and a variance, for cost estimates.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
-        other_sizes: sizes in its programs that neither inputs nor tensors show, such as the number of patches.
         identities: for blocks that do not start as the identity, the values of tensors that make their block the
             identity, by tensor name: the closing tensor is silent, or all layers and norms pass the input on.
     """
@@ -226,18 +174,24 @@ class Network:
     axes: Mapping[str, Axis] = field(repr=False)
     sums: Sums = field(default_factory=lambda: MappingProxyType({}), repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
+    cells: tuple[Cell, ...] = field(default=(), repr=False)
     choices: Mapping[str, OperatorChoice] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
     products: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     kept_of_norms: int = field(default=2, repr=False)
     group_size: int = field(default=4, repr=False)
     symbols: int = field(default=0, repr=False)
-    other_sizes: tuple[int, ...] = field(default=(), repr=False)
     identities: Mapping[str, Identity] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def __hash__(self) -> int:
         """Everything else follows from these."""
         return hash((self.config, self.id))
+
+    @property
+    def sections(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the cells of each section."""
+        sections = range(1 + max((cell.section for cell in self.cells), default=-1))
+        return tuple(tuple(cell.name for cell in self.cells if cell.section == own) for own in sections)
 
     @property
     def parts(self) -> tuple[str, ...]:

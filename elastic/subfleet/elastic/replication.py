@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis, factor_sizes
-from subfleet.elastic.families.records.blocks import block_numbers
-from subfleet.elastic.families.sections import layer_axis
 from subfleet.elastic.identities import add_identities, check_identity
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.maps import embed
@@ -126,7 +124,6 @@ class Replication:
             )
         for name, source in self.sources.items():
             _check_source(self.network.axes[name], sizes[name], source)
-            _check_sums(self.network, name)
             _check_norm(self.network, name, source)
         for name, share in self.shares.items():
             _check_shares(name, self.sources.get(name, ()), share)
@@ -306,19 +303,11 @@ def size_in(network: Network, smaller: Network) -> Architecture:
 def _sizes_in(network: Network, smaller: Network) -> dict[str, int]:
     """The size of each axis of the larger network in the smaller one, as far as known."""
     known = {name: axis.size for name, axis in smaller.axes.items() if name in network.axes}
-    for section, numbers in enumerate(block_numbers(network.config)):
-        stream, layers = f"section{section}.stream", [layer_axis(section, number) for number in numbers]
-        if stream in smaller.axes:
-            known |= {layer: smaller.axes[stream].size for layer in layers if layer in network.axes}
-        elif stream in network.axes:
-            own = {smaller.axes[layer].size for layer in layers if layer in smaller.axes}
-            if len(own) > 1:
-                raise ConfigError(
-                    f"a network is not a submodel of the larger one: its layers of section {section} have "
-                    f"{sorted(own)} channels, but must be equally wide there; set layer_widths of the larger network"
-                )
-            if own:
-                known[stream] = own.pop()
+    for name, decl in smaller.tensors.items():
+        own = network.tensors.get(name)
+        if own is not None and len(own.shape) == len(decl.shape):
+            alone = zip(own.axes, decl.shape, strict=True)
+            known |= {axis: size for axis, size in alone if isinstance(axis, str) and axis not in network.sums}
     for block in network.blocks:  # a missing block passes its input on
         if block.gives and block.gives not in known and block.reads in known:
             known[block.gives] = known[block.reads]
@@ -370,16 +359,8 @@ def _along(values: Tensor, dim: int, rank: int) -> Tensor:
 
 def _check_norm(network: Network, axis: str, source: Sequence[int]) -> None:
     counts = Counter(source)
-    if network.config.norm == "layer" and network.axes[axis].kind == "embed" and len(set(counts.values())) > 1:
+    if network.axes[axis].evenly and len(set(counts.values())) > 1:
         raise ConfigError(
             f"axis {axis!r} is normalised as a whole, so its {len(counts)} indices must have equally many copies, but "
             f"{len(source)} is not a multiple; enlarge it by a whole factor"
-        )
-
-
-def _check_sums(network: Network, axis: str) -> None:
-    if any(axis in product.summed for product in network.products):
-        raise ConfigError(
-            f"axis {axis!r} is summed over in a product of computed values, such as queries and keys, so copying it "
-            "would change the outputs"
         )

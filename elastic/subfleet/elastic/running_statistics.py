@@ -7,14 +7,13 @@ and devices to the statistics of all their data. For one batch they equal PyTorc
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
+from subfleet.elastic.batch_norms import NormalisingByBatch
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import embed, extract, overwrite, tensor_maps
 from subfleet.elastic.network import Network
@@ -75,11 +74,13 @@ def measure_moments(
     module.load_state_dict(extract(network, architecture, state))
     module.eval()
     moments: dict[str, NormMoments] = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
-            layer.train()
-            layer.register_forward_pre_hook(_recorder(name, moments))
-    with torch.no_grad():
+
+    def see(layer: str, inputs: Tensor) -> None:
+        values = inputs.double().transpose(0, 1).flatten(1)
+        own = NormMoments(total=values.sum(1), squares=values.square().sum(1), count=values.shape[1])
+        moments[layer] = moments[layer] + own if layer in moments else own
+
+    with torch.no_grad(), NormalisingByBatch(dict(module.named_buffers()), see):
         for inputs in batches:
             module(inputs.to(device))
     return moments
@@ -184,15 +185,6 @@ def recalibrate(
     for name, local in merge_statistics([measure_moments(network, architecture, state, batches)]).items():
         new[name] = overwrite(maps[name], local, state[name])
     return new
-
-
-def _recorder(name: str, moments: dict[str, NormMoments]) -> Callable[[nn.Module, Any], None]:
-    def record(_module: nn.Module, inputs: tuple[Tensor]) -> None:
-        values = inputs[0].double().transpose(0, 1).flatten(1)
-        own = NormMoments(total=values.sum(1), squares=values.square().sum(1), count=values.shape[1])
-        moments[name] = moments[name] + own if name in moments else own
-
-    return record
 
 
 def _sum(moments: Sequence[NormMoments]) -> NormMoments:

@@ -72,24 +72,23 @@ def _depths(network: Network) -> list[tuple[int, ...]]:
 
 def _sections(network: Network) -> list[list[str]]:
     """Names of the skippable blocks of each section."""
-    names: list[list[str]] = [[] for _ in network.config.depths]
-    for block in network.blocks:
-        names[block.section].append(block.name)
-    return names
+    skippable = {block.name for block in network.blocks}
+    return [[name for name in names if name in skippable] for names in network.sections]
 
 
 def _list_depths(network: Network, rate: Fraction) -> Iterator[Architecture]:
     """The submodels of one width and every depth."""
     sections = _sections(network)
-    always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
+    always = [len(names) - len(own) for names, own in zip(network.sections, sections, strict=True)]
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
     axes = dict(named_sets(cut, [_scaled_size(axis, rate) for axis in cut]))
     for depth in _depths(network):
         blocks = tuple(name for names, count in zip(sections, depth, strict=True) for name in names[:count])
+        counts = "-".join(str(count + more) for count, more in zip(depth, always, strict=True))
         yield Architecture(
             axes=tied_sets(network, axes, blocks),
             blocks=blocks,
-            name=f"w{rate} d{'-'.join(str(count + more) for count, more in zip(depth, always, strict=True))}",
+            name=f"w{rate} d{counts}" if counts else f"w{rate}",
             network=network.id,
         )
 

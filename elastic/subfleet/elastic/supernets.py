@@ -1,4 +1,4 @@
-"""Paths of a supernet: networks with one operator of each choice (FedorAS, section 3.1)."""
+"""Supernets: networks with a choice of operators at some places (FedorAS, section 3.1), and their paths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +17,10 @@ class Supernet(Protocol):
     @property
     def open_choices(self) -> int:
         """Number of blocks with more than one operator."""
+
+    @property
+    def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Name and operators of each block."""
 
     def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
         """The same record with fewer operators for some choices, by name; a choice with one operator is no choice."""

@@ -4,18 +4,20 @@ import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from subfleet.elastic.axes import Dim, Product
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import FAMILIES
-from subfleet.elastic.growing import insert_block
+from subfleet.elastic.growing import can_deepen, deepen_cell
 from subfleet.elastic.maps import extract, tensor_maps
-from subfleet.elastic.network import Family, Network
+from subfleet.elastic.network import Family, Network, TensorDecl
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
@@ -61,7 +63,7 @@ class FamilyContract:
     def test_it_is_a_record_that_survives_json(self) -> None:
         """A frozen dataclass that can be stored in run files and programs."""
         kind = type(self.family)
-        problem = problem_with_record(kind, self.family.TYPE, ("TAG", "depths", "blueprint", "norm", "scaler"))
+        problem = problem_with_record(kind, self.family.TYPE, ("TAG", "module", "norm", "scaler"))
         assert not problem, problem
         assert FAMILIES.tag == self.family.TAG, f"TAG is {self.family.TAG!r}, but must be {FAMILIES.tag!r}"
         again = from_plain(kind, parse_json(canonical_json(self.family), max_bytes=_MOST_BYTES))
@@ -69,7 +71,7 @@ class FamilyContract:
         assert hash(again) == hash(self.family), "equal settings have different hashes"
 
     def test_reading_its_settings_loads_no_torch(self) -> None:
-        """Only `blueprint` imports torch."""
+        """Only `module` imports torch."""
         module = type(self.family).__module__
         problem = _find_import_problem(module)
         assert problem is None, f"{module} loads torch when it is imported; {problem}"
@@ -126,16 +128,21 @@ class FamilyContract:
             assert torch.equal(first, second), architecture
 
     def test_a_block_that_is_inserted_leaves_all_others_as_they_are(self) -> None:
-        """Other blocks keep names, shapes, axes and first weights, if the settings have `block_numbers`."""
-        if "block_numbers" not in {field.name for field in fields(self.family)}:
-            pytest.skip("its settings have no block_numbers")
-        before, after = (network_of(family) for family in (self.family, insert_block(self.family, section=0, after=0)))
-        assert {name: after.tensors.get(name) for name in before.tensors} == before.tensors
+        """Other blocks keep names, shapes, axes and first weights; in a chain, the next layer reads the new axis."""
+        before = network_of(self.family)
+        cell = next((cell for cell in before.cells if can_deepen(before, cell)), None)
+        if cell is None:
+            pytest.skip("it has no block that another one can follow")
+        after = network_of(deepen_cell(self.family, cell))
         assert {name: after.axes.get(name) for name in before.axes} == before.axes
-        new = [block for block in after.blocks if block not in before.blocks]
-        assert [block for block in after.blocks if block not in new] == [*before.blocks]
-        assert len(new) == 1, f"the inserted block is {new}"
-        assert {decl.part for name, decl in after.tensors.items() if name not in before.tensors} == {new[0].name}
+        known = {block.name for block in before.blocks}
+        (new,) = (block for block in after.blocks if block.name not in known)
+        read = {new.gives: new.reads} if new.gives else {}
+        kept = [replace(block, reads=read.get(block.reads, block.reads)) for block in after.blocks if block != new]
+        assert kept == [*before.blocks]
+        tensors = {name: after.tensors[name] for name in before.tensors}
+        assert {name: _replace_axes(decl, read) for name, decl in tensors.items()} == before.tensors
+        assert {decl.part for name, decl in after.tensors.items() if name not in before.tensors} == {new.name}
         first, grown = init_state(before, 7), init_state(after, 7)
         assert have_same_bits(first, {name: grown[name] for name in first}), "first weights differ"
 
@@ -160,6 +167,18 @@ class FamilyContract:
             "the program trains tensors that the submodel lacks"
         )
         assert trained, "the program trains nothing"
+
+
+def _replace_axes(decl: TensorDecl, names: Mapping[str, str]) -> TensorDecl:
+    """The declaration of a tensor with other axes, by name."""
+
+    def rename(dim: Dim) -> Dim:
+        if isinstance(dim, Product):
+            factors = (names.get(factor, factor) if isinstance(factor, str) else factor for factor in dim.factors)
+            return Product(factors=tuple(factors))
+        return dim if dim is None else names.get(dim, dim)
+
+    return replace(decl, axes=tuple(map(rename, decl.axes)))
 
 
 def _list_shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:

@@ -122,9 +122,12 @@ def explain_failure(
     return ExportError(" Also: ".join(str(obstacle) for obstacle in causes)) if causes else error
 
 
-def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str, _LayerCall]:
-    """Return the first call of every layer that runs in plain PyTorch, up to the first error."""
-    calls: dict[str, _LayerCall] = {}
+def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str, list[_LayerCall]]:
+    """Return the first call of every layer that runs in plain PyTorch, up to the first error.
+
+    A layer of a recorded network is called for each function that it calls.
+    """
+    calls: dict[str, list[_LayerCall]] = {}
     hooks = [
         layer.register_forward_pre_hook(partial(_record, calls, name), with_kwargs=True)
         for name, layer in network.named_modules()
@@ -143,15 +146,20 @@ def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> di
 
 
 def _record(
-    calls: dict[str, _LayerCall], name: str, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    calls: dict[str, list[_LayerCall]], name: str, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    calls.setdefault(name, (args, kwargs))
+    if name not in calls or callable(next(iter(args), None)):
+        calls.setdefault(name, []).append((args, kwargs))
 
 
-def _search(name: str, module: nn.Module, calls: Mapping[str, _LayerCall], target: str) -> Sequence[Obstacle]:
-    call = calls.get(name)
-    error = None if call is None else _try_alone(module, call, target)
-    if call is not None and error is None:
+def _search(name: str, module: nn.Module, calls: Mapping[str, Sequence[_LayerCall]], target: str) -> Sequence[Obstacle]:
+    kind, error = type(module).__name__, None
+    for args, kwargs in calls.get(name, ()):
+        error = _try_alone(module, (args, kwargs), target)
+        if error is not None:
+            kind = getattr(next(iter(args), None), "__name__", kind)
+            break
+    if name in calls and error is None:
         return ()
     # A list of layers is not called itself; its layers are.
     inner = [
@@ -163,7 +171,7 @@ def _search(name: str, module: nn.Module, calls: Mapping[str, _LayerCall], targe
         return inner
     reason, _, remedy = str(error).rpartition("; ")
     reason = (reason or remedy).replace(_ALONE, "it").replace("'layer.", "'")
-    return [Obstacle(layer=name, kind=type(module).__name__, reason=reason, remedy=remedy)]
+    return [Obstacle(layer=name, kind=kind, reason=reason, remedy=remedy)]
 
 
 def _probe_step(alone: _IsolatedLayer) -> Step:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from subfleet.elastic.explicit import ExplicitFamily
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.network import Family
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.elastic.supernets import Supernet
@@ -89,16 +89,16 @@ def _check_supernet(
 def _check_growth(method: Method, model: Family) -> Iterator[str]:
     if not method.roles().networks.grows:
         return
-    if isinstance(model, ExplicitFamily):
+    if isinstance(model, Recorded):
         if model.hindrance:
             yield (
                 f"method {method.TYPE!r} makes blocks of the network wider and repeats them, but the network "
                 f"{model.hindrance}; choose another network, or another method"
             )
-    elif "widths" not in model.__dataclass_fields__:
+    elif isinstance(model, Supernet):
         yield (
             f"method {method.TYPE!r} makes cells of the network wider and deeper, but a network of family "
-            f"{model.TYPE!r} has none; set a family with widths, or another method"
+            f"{model.TYPE!r} has none; set another family, or another method"
         )
 
 

@@ -309,7 +309,7 @@ class FedTrans:
 
 def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:
     """The configured network, as wide as enough clients can carry it; the narrowest if even that is too wide."""
-    from subfleet.elastic.resizing import derive_settings
+    from subfleet.elastic.growing import derive_settings
 
     network, first = context.network, None
     for size in reversed(list_widths(network, context.rates)):

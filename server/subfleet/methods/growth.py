@@ -233,10 +233,8 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
 
     Running statistics do not count. It is 0 for a cell without weights, or with weights of 0 only.
     """
-    from subfleet.elastic.growing import list_cells
-
     result = {}
-    for cell in list_cells(network):
+    for cell in network.cells:
         names = [
             name
             for name, decl in network.tensors.items()
@@ -289,9 +287,9 @@ def transform_cells(
     Returns:
         None if no cell can be changed.
     """
-    from subfleet.elastic.growing import can_deepen, deepen_cell, list_cells, widen_cells
+    from subfleet.elastic.growing import can_deepen, deepen_cell, widen_cells
 
-    every = list_cells(network)
+    every = network.cells
     deeper = [
         cell
         for cell in every

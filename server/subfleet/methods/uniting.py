@@ -91,7 +91,7 @@ class Unions:
         from subfleet.elastic.unions import unite_families
 
         try:
-            # Each network first: building the union of a network takes time in proportion to its width.
+            # Each network first: recording a network takes memory and time in proportion to its size.
             if any(_count_parameters(member) > min(_MOST_OF_ONE, most_parameters) for member in members):
                 return None
             config: AnyFamily = unite_families(members)
@@ -147,7 +147,7 @@ class Unions:
         left = _MOST_PARAMETERS - sum(_count_parameters(group.config) for group in groups)
         left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
         for index, group in enumerate(groups):
-            if group.config.TYPE != families[0].TYPE:
+            if group.members[0].TYPE != families[0].TYPE:
                 continue
             config = self.join((*group.members, *families), left + _count_parameters(group.config))
             if config is not None:
@@ -223,10 +223,9 @@ def _find_model(succession: Succession) -> Architecture | None:
 
 @lru_cache(maxsize=2**10)
 def _count_parameters(config: AnyFamily) -> int:
-    from subfleet.elastic.building import network_of
+    from subfleet.elastic.building import count_parameters
 
-    network = network_of(config)
-    return network.parameter_count(network.full_architecture())
+    return count_parameters(config)
 
 
 def _build_lineage(group: MemberGroup, number: int, born_round: int) -> Lineage:
@@ -236,7 +235,7 @@ def _build_lineage(group: MemberGroup, number: int, born_round: int) -> Lineage:
         id=f"union{number}",
         config=group.config,
         born_round=born_round,
-        reason=f"clients bring {more} {added if more > 1 else added[:-1]} of family {group.config.TYPE}",
+        reason=f"clients bring {more} {added if more > 1 else added[:-1]} of family {group.members[0].TYPE}",
         members=group.members,
     )
 

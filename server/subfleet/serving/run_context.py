@@ -46,7 +46,7 @@ def _declare_grown(config: Run, roles: Roles, network_id: str, family: Family, m
     """A network that was added during the run; the names of its submodels begin with its id."""
     network = replace(network_of(family), id=network_id)
     sizes = {member: size_in(network, network_of(member)) for member in members}
-    own = {size.architecture_id: _name_by_size(network, size) for size in sizes.values()}
+    own = {size.architecture_id: _name_by_size(network, size, member.TYPE) for member, size in sizes.items()}
     space = tuple(own.values()) or roles.assigner.space(network, config.rates)
     named = [replace(size, name=f"{network_id} {size.name}") for size in space]
     declared = _declare(config, roles, network, named)
@@ -56,11 +56,10 @@ def _declare_grown(config: Run, roles: Roles, network_id: str, family: Family, m
     )
 
 
-def _name_by_size(network: Network, size: Architecture) -> Architecture:
+def _name_by_size(network: Network, size: Architecture, family: str) -> Architecture:
     """The network of a client, named by its family, depth and number of parameters."""
-    config = network.config
-    depth = sum(config.depths) - len(network.blocks) + len(size.blocks)
-    return replace(size, name=f"{config.TYPE} d{depth} {network.parameter_count(size) / 1e6:.2f}M")
+    depth = len(network.cells) - len(network.blocks) + len(size.blocks)
+    return replace(size, name=f"{family} d{depth} {network.parameter_count(size) / 1e6:.2f}M")
 
 
 def _declare(config: Run, roles: Roles, network: Network, space: Sequence[Architecture]) -> Declared:

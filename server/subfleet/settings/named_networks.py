@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, cast
 
-from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.network import Family
 from subfleet.elastic.recording.inputs import InputPart
 from subfleet.elastic.recording.tuning import LoraSettings, Tuning
@@ -156,13 +156,14 @@ def parse_client_network(text: str, model: Family) -> AnyFamily:
         family: AnyFamily = from_plain(cast("Any", AnyFamily), plain, "a client's network")
     except ProtocolError as error:
         raise ConfigError(str(error)) from error
-    if isinstance(family, ExplicitFamily):  # its calls would run here, with sizes that a client chooses
+    if isinstance(family, Recorded):  # its calls would run here, with sizes that a client chooses
         raise ConfigError(
             "a client's network is a recorded module, but these are declared by the name of one of the run's "
             '[networks], such as {"name": "small"}'
         )
-    if sum(family.depths) > _MAX_BLOCKS:
-        raise ConfigError(f"a client's network has {sum(family.depths)} blocks, but may have at most {_MAX_BLOCKS}")
+    blocks = sum(getattr(family, "depths", ()))
+    if blocks > _MAX_BLOCKS:
+        raise ConfigError(f"a client's network has {blocks} blocks, but may have at most {_MAX_BLOCKS}")
     for key in _SIDES:
         side = max(_list_numbers(to_plain(getattr(family, key, 0))), default=0)
         if side > _MAX_SIDE:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from subfleet.elastic.explicit import ExplicitFamily
 from subfleet.elastic.families import AnyFamily, get_predicted_places
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.methods import AnyMethod
 from subfleet.methods.combining import find_conflicts
 from subfleet.methods.techniques import NormPolicy
@@ -102,7 +102,7 @@ def _check_frozen(
     model_of: ModelOf | None,
     first_weights: FirstWeights | None,
 ) -> Iterator[str]:
-    explicit = [own for own in (model, *networks.values()) if isinstance(own, ExplicitFamily)]
+    explicit = [own for own in (model, *networks.values()) if isinstance(own, Recorded)]
     awaited = [name for own in explicit for name in own.awaited]
     if awaited and model_of is None and first_weights is None:
         yield (

@@ -13,11 +13,11 @@ from torch import Tensor
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.growing import derive_settings
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.elastic.resizing import derive_settings
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP, succeed_union
 from subfleet.methods.fedavg import FedAvg
@@ -157,7 +157,7 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
     parent = context.network
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
     sizes = {
-        size.architecture_id: size_in(larger, network_of(_derive_settings(parent, size)))
+        size.architecture_id: size_in(larger, network_of(derive_settings(parent, size)))
         for size in _list_full_depth(context)
     }
     weight_map, grown = succeed_union(
@@ -204,12 +204,6 @@ def _cut_axes(parent: Network, larger: Network, size: Architecture) -> tuple[tup
 def _list_full_depth(context: RunContext) -> list[Architecture]:
     every = context.network.full_architecture().blocks
     return [size for size in context.space if size.blocks == every]
-
-
-def _derive_settings(network: Network, size: Architecture) -> Mlp:
-    settings = derive_settings(network, size)
-    assert isinstance(settings, Mlp)
-    return settings
 
 
 @pytest.mark.parametrize("changes", [{"merge": "mean"}, {"absent": "zero"}])

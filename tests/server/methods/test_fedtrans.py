@@ -14,7 +14,6 @@ from server.test_networks import evolution_context
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
-from subfleet.elastic.growing import list_cells
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
@@ -157,7 +156,7 @@ def test_exactly_the_cells_that_move_most_are_changed(
     answer, context = evolve_once(replace(METHOD, alpha=alpha), moves)
     (born,) = answer.born
     grown = network_of(born.config)
-    cells = {cell.name: cell for cell in list_cells(CONTEXT.network)}
+    cells = {cell.name: cell for cell in CONTEXT.network.cells}
     longer = {name for name, axis in CONTEXT.network.axes.items() if grown.axes[name].size > axis.size}
     assert longer == {axis for name in expected for axis in cells[name].axes}
     assert {name for name in expected if name in born.reason} == expected
@@ -201,7 +200,7 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
         changes.append(change.words)
         network, wide = network_of(change.config), change.wide
     assert changes == ["section1.block1 wider", "section1.block1 deeper"] * 2
-    assert network.config.depths == (2, 7)
+    assert [len(names) for names in network.sections] == [2, 7]
     width = CONTEXT.network.axes["section1.block1.inner"].size
     assert network.axes["section1.block1.inner"].size == 4 * width
 

@@ -14,7 +14,7 @@ __all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "PublishedNorm", "get_p
 PublishedNorm = Literal["group", "batch", "none"]
 """Norms that can replace BatchNorm in a published network."""
 
-_MEMBERS = ("TAG", "input_shape", "class_count", "depths", "norm", "learnable_steps", "scaler", "blueprint")
+_MEMBERS = ("TAG", "input_shape", "class_count", "norm", "learnable_steps", "scaler", "module")
 
 
 class Preset(Protocol):

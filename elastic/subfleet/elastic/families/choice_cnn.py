@@ -8,28 +8,9 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.choice_block import ChoiceBlock
 from subfleet.elastic.families.layers import Layers, SpatialMean, SqueezeExcitation
 from subfleet.elastic.families.records.choices import IDENTITY, ChoiceCnn
-from subfleet.elastic.families.sections import class_axis
-from subfleet.elastic.network import OperatorChoice
-
-
-def choice_cnn(config: ChoiceCnn) -> Blueprint:
-    """FedorAS's search spaces for images and speech (operators from its public code).
-
-    Raises:
-        ConfigError: the input is too small to be halved after each section.
-    """
-    choices = tuple(OperatorChoice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
-    return Blueprint(
-        axes=(class_axis(config),),
-        blocks=(),
-        choices=choices,
-        build=partial(_build, config),
-        group_size=config.group_size,
-    )
 
 
 class ResidualSum(nn.Module):
@@ -64,7 +45,8 @@ class _ParallelSum(nn.Module):
         return y + shortcut
 
 
-def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
+def choice_cnn(config: ChoiceCnn) -> nn.Module:
+    """FedorAS's search spaces for images and speech (operators from its public code)."""
     layers = Layers(config=config)
     channels, widths = config.input_shape[0], config.widths
     stem = layers.normed_layer((channels, widths[0]), 3, stride=config.stem_stride, activation=nn.ReLU)
@@ -73,12 +55,11 @@ def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
     for section, (width, after) in enumerate(pairwise((*widths, *config.last_widths))):
         blocks = OrderedDict[str, nn.Module]()
         for name, operators in islice(of_blocks, config.depths[section]):
-            names = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
-            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _OPERATORS[kind](layers, width) for kind in names})
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _OPERATORS[kind](layers, width) for kind in operators})
         modules[f"section{section}"] = nn.Sequential(blocks)
         modules[f"reduction{section}"] = _REDUCTIONS[config.reduction](layers, width, after)
     modules["pool"] = SpatialMean()
-    modules["head"] = nn.Linear(config.last_widths[0], sizes["class"])
+    modules["head"] = nn.Linear(config.last_widths[0], config.class_count)
     return nn.Sequential(modules)
 
 

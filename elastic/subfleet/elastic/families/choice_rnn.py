@@ -2,52 +2,36 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.choice_block import ChoiceBlock
 from subfleet.elastic.families.choice_cnn import ResidualSum
 from subfleet.elastic.families.records.choices import IDENTITY, ChoiceRnn
 from subfleet.elastic.families.recurrent import RecurrentLayer
-from subfleet.elastic.families.sections import class_axis
-from subfleet.elastic.network import OperatorChoice
 
 _KERNEL = 5
 
 
-def choice_rnn(config: ChoiceRnn) -> Blueprint:
+def choice_rnn(config: ChoiceRnn) -> nn.Module:
     """A sequence supernet with logits of each next symbol, for indices (batch, tokens).
 
     Blocks that keep their width are residual, except for the identity operator.
     """
-    choices = tuple(OperatorChoice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
-    return Blueprint(
-        axes=(class_axis(config),),
-        blocks=(),
-        choices=choices,
-        build=partial(_build, config),
-        roles={"embedding.weight": "symbol"},
-        symbols=config.vocabulary,
-    )
-
-
-def _build(config: ChoiceRnn, sizes: Sizes) -> nn.Module:
     width_in = config.embedding_width or config.widths[0]
     modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, width_in))
     of_blocks = iter(config.of_blocks)
     for section, width in enumerate(config.widths):
         blocks = OrderedDict[str, nn.Module]()
         for name, operators in islice(of_blocks, config.depths[section]):
-            names = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
-            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _operator(kind, width_in, width) for kind in names})
+            own = {kind: _operator(kind, width_in, width) for kind in operators}
+            blocks[name.rpartition(".")[2]] = ChoiceBlock(own)
             width_in = width
         modules[f"section{section}"] = nn.Sequential(blocks)
-    modules["head"] = nn.Linear(width_in, sizes["class"])
+    modules["head"] = nn.Linear(width_in, config.class_count)
     return nn.Sequential(modules)
 
 

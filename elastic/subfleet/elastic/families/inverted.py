@@ -5,28 +5,24 @@ block of a section then keeps the previous stream.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
-from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
-from subfleet.elastic.families.records.blocks import expand_to_blocks
+from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import (
+    BlockAxes,
     BlockPlan,
+    MarkedSequence,
     build_sections,
-    channel_axis,
-    class_axis,
-    kernel_axes,
-    kernel_of,
+    mark_blocks,
     plan_blocks,
-    skippable,
-    stream_axes,
 )
+from subfleet.elastic.recording.markers import Markers
 
 _AnyInverted = MobileNetV2 | MobileNetV3 | EfficientNetV2
 _MOBILE_EPSILON = 1e-3
@@ -58,17 +54,17 @@ class _InvertedStyle:
     squeeze: tuple[MakeActivation, MakeActivation] | None = None
 
 
-def mobilenet_v2(config: MobileNetV2) -> Blueprint:
+def mobilenet_v2(config: MobileNetV2) -> nn.Module:
     """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
 
     Raises:
         ConfigError: a kernel side is even.
     """
     relu6 = nn.ReLU6
-    return _blueprint(config, _InvertedStyle(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
+    return _build(config, _InvertedStyle(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
 
 
-def mobilenet_v3(config: MobileNetV3) -> Blueprint:
+def mobilenet_v3(config: MobileNetV3) -> nn.Module:
     """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms only differ in sizes.
 
     Hardswish is used from the second to last halving section on, as in both of the paper's tables.
@@ -84,10 +80,10 @@ def mobilenet_v3(config: MobileNetV3) -> Blueprint:
         late=nn.Hardswish,
         squeeze=(nn.ReLU, nn.Hardsigmoid),
     )
-    return _blueprint(config, style)
+    return _build(config, style)
 
 
-def efficientnet_v2(config: EfficientNetV2) -> Blueprint:
+def efficientnet_v2(config: EfficientNetV2) -> nn.Module:
     """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
 
     Blocks with squeeze-and-excitation are MBConv, the others fused MBConv.
@@ -99,7 +95,7 @@ def efficientnet_v2(config: EfficientNetV2) -> Blueprint:
     style = _InvertedStyle(
         expansion=4, last=(5,), stem=silu, early=silu, late=silu, fuses=True, squeeze=(silu, nn.Sigmoid)
     )
-    return _blueprint(config, style)
+    return _build(config, style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,43 +113,6 @@ class _Inside:
     squeezed: int
     widens: bool
     activation: MakeActivation
-
-
-def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
-    plans = plan_blocks(
-        config,
-        strides=config.strides or (1, *(2 for _ in config.widths[1:])),
-        stem_width=config.stem_width or config.widths[0],
-        keeping="all",
-        kernels=config.kernels,
-    )
-    insides = dict(_plan_insides(config, style, plans))
-    last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
-    return Blueprint(
-        axes=(
-            *stream_axes(config, plans),
-            *_inner_axes(config, insides),
-            *kernel_axes(plans),
-            *(channel_axis(config, f"last{position}", width) for position, width in enumerate(last)),
-            class_axis(config),
-        ),
-        blocks=skippable(plans),
-        build=partial(_build, config, style, plans, insides),
-        identities={name: "silent" for plan in plans for name in _closing(config, style, insides, plan)},
-        # The slope of ReLU6, hardswish and SiLU does not follow from their output.
-        kept_of_norms=3,
-        group_size=config.group_size,
-    )
-
-
-def _closing(
-    config: _AnyInverted, style: _InvertedStyle, insides: Mapping[str, _Inside], plan: BlockPlan
-) -> tuple[str, ...]:
-    """Name of the last norm's gain in a residual block, or of the last layer without norms."""
-    inside = insides[plan.name]
-    last = "narrow" if inside.widens or inside.squeezed or not style.fuses else "filter"
-    norm = "norm.norm" if config.scaler else "norm"
-    return (f"{plan.name}.layers.{last}.{'conv' if config.norm == 'none' else norm}.weight",) * bool(plan.position)
 
 
 def _plan_insides(
@@ -177,71 +136,84 @@ def _plan_insides(
         )
 
 
-def _inner_axes(config: _AnyInverted, insides: dict[str, _Inside]) -> Iterator[Axis]:
-    for name, inside in insides.items():
-        if inside.widens:
-            yield channel_axis(config, f"{name}.inner", inside.width)
-        if inside.squeezed:
-            yield Axis(name=f"{name}.squeezed", size=inside.squeezed, kind="squeeze")
-
-
-def _build(
-    config: _AnyInverted,
-    style: _InvertedStyle,
-    plans: tuple[BlockPlan, ...],
-    insides: dict[str, _Inside],
-    sizes: Sizes,
-) -> nn.Module:
+def _build(config: _AnyInverted, style: _InvertedStyle) -> nn.Module:
+    plans = plan_blocks(
+        config,
+        strides=config.strides or (1, *(2 for _ in config.widths[1:])),
+        stem_width=config.stem_width or config.widths[0],
+        keeping="all",
+        kernels=config.kernels,
+    )
+    insides = dict(_plan_insides(config, style, plans))
+    last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
     layers = Layers(config=config, epsilon=style.epsilon)
 
     def block(plan: BlockPlan) -> nn.Module:
         inside = insides[plan.name]
         make = _build_fused if style.fuses and not inside.squeezed else partial(_build_separable, style)
         return InvertedResidual(
-            nn.Sequential(make(layers, plan, inside, sizes)),
+            nn.Sequential(make(layers, plan, inside)),
             residual=plan.residual,
             learnable_step=config.learnable_steps and plan.position > 0,
         )
 
-    stem_widths = (config.input_shape[0], sizes[plans[0].stream_in])
+    stem_widths = (config.input_shape[0], plans[0].width_in)
     stem = layers.normed_layer(stem_widths, 3, stride=config.stem_stride, activation=style.stem)
-    modules = OrderedDict[str, nn.Module](stem=stem, **dict(build_sections(plans, sizes, block)))
-    modules["last"] = layers.normed_layer((sizes[plans[-1].stream], sizes["last0"]), activation=style.stem)
+    modules = OrderedDict[str, nn.Module](stem=stem, **dict(build_sections(plans, block)))
+    modules["last"] = layers.normed_layer((plans[-1].width, last[0]), activation=style.stem)
     modules["pool"] = SpatialMean()
     if len(style.last) > 1:
-        modules["hidden"] = nn.Linear(sizes["last0"], sizes["last1"])
+        modules["hidden"] = nn.Linear(last[0], last[1])
         modules["activation"] = style.stem()
-    modules["head"] = nn.Linear(sizes[f"last{len(style.last) - 1}"], sizes["class"])
-    return nn.Sequential(modules)
+    modules["head"] = nn.Linear(last[len(style.last) - 1], config.class_count)
+    return MarkedSequence(modules, _mark(config, style, plans, insides))
+
+
+def _mark(
+    config: _AnyInverted, style: _InvertedStyle, plans: Sequence[BlockPlan], insides: Mapping[str, _Inside]
+) -> Markers:
+    def axes(plan: BlockPlan) -> BlockAxes:
+        inside = insides[plan.name]
+        fused = style.fuses and not inside.squeezed
+        inner = {"layers.widen.conv": "inner"} if inside.widens else {}
+        squeezed = {"layers.squeeze.squeeze": "squeezed"} if inside.squeezed else {}
+        filtering = ("widen" if inside.widens else "filter") if fused else "depthwise"
+        last = "filter" if fused and not inside.widens else "narrow"
+        return BlockAxes(stream=(f"layers.{last}.conv",), inner=inner | squeezed, kernels=(f"layers.{filtering}.conv",))
+
+    return mark_blocks(
+        plans,
+        axes,
+        stem="stem.conv",
+        others={"last.conv": "last0", **({"hidden": "last1"} if len(style.last) > 1 else {}), "head": "class"},
+        kinds={"squeezed": "squeeze"},
+        roles={f"{plan.name}.step": "step" for plan in plans if config.learnable_steps and plan.position},
+    )
 
 
 def _build_separable(
-    style: _InvertedStyle, layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes
+    style: _InvertedStyle, layers: Layers, plan: BlockPlan, inside: _Inside
 ) -> OrderedDict[str, nn.Module]:
     """A widening 1x1 convolution, a depthwise convolution, squeeze-and-excitation, and a narrowing 1x1 convolution."""
-    width_in, activation = sizes[plan.stream_in], inside.activation
-    inner = sizes[f"{plan.name}.inner"] if inside.widens else width_in
+    inner, activation = inside.width, inside.activation
     modules = OrderedDict[str, nn.Module]()
     if inside.widens:
-        modules["widen"] = layers.normed_layer((width_in, inner), activation=activation)
+        modules["widen"] = layers.normed_layer((plan.width_in, inner), activation=activation)
     modules["depthwise"] = layers.normed_layer(
-        (inner, inner), kernel_of(plan, sizes), stride=plan.stride, groups=inner, activation=activation
+        (inner, inner), plan.side, stride=plan.stride, groups=inner, activation=activation
     )
     if inside.squeezed and style.squeeze:
         squeezing, gate = style.squeeze
-        squeezed = sizes[f"{plan.name}.squeezed"]
-        modules["squeeze"] = SqueezeExcitation(inner, squeezed, activation=squeezing, gate=gate)
-    modules["narrow"] = layers.normed_layer((inner, sizes[plan.stream]))
+        modules["squeeze"] = SqueezeExcitation(inner, inside.squeezed, activation=squeezing, gate=gate)
+    modules["narrow"] = layers.normed_layer((inner, plan.width))
     return modules
 
 
-def _build_fused(layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
+def _build_fused(layers: Layers, plan: BlockPlan, inside: _Inside) -> OrderedDict[str, nn.Module]:
     """A convolution that widens and filters, and one that narrows; a single one if the width does not change."""
-    width_in, width = sizes[plan.stream_in], sizes[plan.stream]
-    filtering = partial(
-        layers.normed_layer, kernel=kernel_of(plan, sizes), stride=plan.stride, activation=inside.activation
-    )
+    filtering = partial(layers.normed_layer, kernel=plan.side, stride=plan.stride, activation=inside.activation)
     if not inside.widens:
-        return OrderedDict(filter=filtering((width_in, width)))
-    inner = sizes[f"{plan.name}.inner"]
-    return OrderedDict(widen=filtering((width_in, inner)), narrow=layers.normed_layer((inner, width)))
+        return OrderedDict(filter=filtering((plan.width_in, plan.width)))
+    return OrderedDict(
+        widen=filtering((plan.width_in, inside.width)), narrow=layers.normed_layer((inside.width, plan.width))
+    )

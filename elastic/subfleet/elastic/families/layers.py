@@ -1,24 +1,40 @@
 """Layers and blocks of the families; for transformers see `subfleet.elastic.families.transformer_layers`.
 
-Every width, including those inside blocks, is an argument, so submodels of any widths can be built. The layers are
-plain `torch.nn`; the classes here only connect them.
+The layers are plain `torch.nn`; the classes here only connect them.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import fraction_of
-from subfleet.elastic.families.sections import Normed
+from subfleet.elastic.network import Norm
+from subfleet.elastic.recording.functions import divide_by_kept
+from subfleet.protocol.errors import ConfigError
 
 EPSILON = 1e-5
 """Default constant that BatchNorm adds to the variance."""
 MakeActivation = Callable[[], nn.Module]
 """Makes an activation, such as `nn.ReLU6`."""
+
+
+class Normed(Protocol):
+    """Settings of a network's norms."""
+
+    @property
+    def norm(self) -> Norm:
+        """Kind of norm."""
+
+    @property
+    def group_size(self) -> int:
+        """Channels of one group if norm is "group"."""
+
+    @property
+    def scaler(self) -> bool:
+        """Whether a scaler precedes each norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +71,7 @@ class Layers:
         norm = self._norm(width)
         if not self.config.scaler:
             return norm
-        return nn.Sequential(OrderedDict(scale=Scale(fraction_of(width)), norm=norm))
+        return nn.Sequential(OrderedDict(scale=Scale(), norm=norm))
 
     def normed_layer(
         self,
@@ -84,6 +100,11 @@ class Layers:
     def _norm(self, width: int) -> nn.Module:
         match self.config.norm:
             case "group":
+                size = self.config.group_size
+                if width % size:
+                    raise ConfigError(
+                        f"a norm has {width} channels, but must have a multiple of group_size {size}; change the widths"
+                    )
                 return nn.GroupNorm(width // self.config.group_size, width)
             case "batch":
                 norm = (nn.BatchNorm2d if self.spatial else nn.BatchNorm1d)(width, eps=self.epsilon)
@@ -101,15 +122,20 @@ def _without_count(_norm: nn.Module, state: dict[str, Any], prefix: str, *_: Any
 
 
 class Scale(nn.Module):
-    """Divides by the fraction of an axis that a submodel keeps, in training only (Diao et al. 2021, section 3.2)."""
+    """Divides by the fraction of channels that a submodel keeps, in training only (Diao et al. 2021, section 3.2).
 
-    def __init__(self, rate: float) -> None:
+    Args:
+        dim: the dimension of the channels.
+    """
+
+    def __init__(self, dim: int = 1) -> None:
         super().__init__()
-        self.rate = rate
+        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape to the same."""
-        return x / self.rate if self.training and self.rate != 1 else x
+        channels = x.shape[self.dim]
+        return divide_by_kept(x, channels, channels) if self.training else x
 
 
 class SpatialMean(nn.Module):

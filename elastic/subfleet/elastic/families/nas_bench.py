@@ -1,39 +1,34 @@
 """NAS-Bench-201 networks: sections of cells described by a genotype, with residual blocks between them."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import partial
 
 from torch import Tensor, nn
 
-from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, SpatialMean
-from subfleet.elastic.families.records.blocks import expand_to_blocks
+from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.genotypes import (
     CONVOLUTIONS,
     LAST_NODE,
     Edge,
     edges_of,
-    is_passing,
     narrow_nodes,
 )
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.sections import (
+    BlockAxes,
     BlockPlan,
+    MarkedSequence,
     build_sections,
-    channel_axis,
-    class_axis,
+    mark_blocks,
     plan_blocks,
-    skippable,
-    stream_axes,
 )
 
 _INNER = ("inner", "filtered")
 """The last part of the names of a block's inner axes."""
 
 
-def nas_bench_201(config: NasBench201) -> Blueprint:
+def nas_bench_201(config: NasBench201) -> nn.Module:
     """A stem, sections of cells, and a linear layer (Dong and Yang 2020, figure 1).
 
     Layers of a cell are ReLU, convolution and norm in this order. Edges that are not on a path from input to output are
@@ -42,55 +37,48 @@ def nas_bench_201(config: NasBench201) -> Blueprint:
     plans = plan_blocks(
         config, strides=(1, *(2 for _ in config.widths[1:])), stem_width=config.widths[0], keeping="first"
     )
-    edges = edges_of(config.cell)
-    return Blueprint(
-        axes=(*stream_axes(config, plans), *_inner_axes(config, edges, plans), class_axis(config)),
-        blocks=skippable(plans),
-        build=partial(_build, config, edges, plans),
-        group_size=config.group_size,
-        identities={name: "silent" for plan in plans for name in _closing(config, edges, plan)},
-    )
-
-
-def _closing(config: NasBench201, edges: tuple[Edge, ...], plan: BlockPlan) -> tuple[str, ...]:
-    """The last weights of everything that an inserted cell adds; it is the identity if they are 0."""
-    if not plan.position or not is_passing(edges):
-        return ()
-    norm = "norm.norm" if config.scaler else "norm"
-    kind = "conv" if config.norm == "none" else norm
-    return tuple(
-        f"{plan.name}.{edge.name}.{kind}.weight" for edge in edges if edge.target == LAST_NODE and edge.convolves
-    )
-
-
-def _inner_axes(config: NasBench201, edges: tuple[Edge, ...], plans: tuple[BlockPlan, ...]) -> Iterator[Axis]:
+    edges, layers = edges_of(config.cell), Layers(config=config)
     widths = expand_to_blocks(config.hidden_widths or config.widths, config.depths)
-    for plan, width in zip(plans, widths, strict=True):
-        names = _INNER[: len(narrow_nodes(edges))] if plan.residual else _INNER[:1]
-        yield from (channel_axis(config, f"{plan.name}.{name}", width) for name in names)
-
-
-def _build(config: NasBench201, edges: tuple[Edge, ...], plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
-    layers = Layers(config=config)
+    inner = {plan.name: width for plan, width in zip(plans, widths, strict=True)}
 
     def block(plan: BlockPlan) -> nn.Module:
         if plan.residual:
-            return _cell(layers, edges, plan, sizes)
-        inner = sizes[f"{plan.name}.inner"]
-        return Reduction(layers, sizes[plan.stream_in], inner, sizes[plan.stream])
+            return _build_cell(layers, edges, plan, inner[plan.name])
+        return Reduction(layers, plan.width_in, inner[plan.name], plan.width)
 
-    width_in, width = sizes[plans[0].stream], sizes[plans[-1].stream]
+    width_in, width = plans[0].width_in, plans[-1].width
     modules = OrderedDict[str, nn.Module](stem=layers.normed_layer((config.input_shape[0], width_in), 3))
-    modules.update(build_sections(plans, sizes, block))
-    modules.update(norm=layers.norm(width), relu=nn.ReLU(), pool=SpatialMean(), head=nn.Linear(width, sizes["class"]))
-    return nn.Sequential(modules)
+    modules.update(build_sections(plans, block))
+    modules.update(
+        norm=layers.norm(width), relu=nn.ReLU(), pool=SpatialMean(), head=nn.Linear(width, config.class_count)
+    )
+    markers = mark_blocks(
+        plans, partial(_list_axes, edges), stem="stem.conv", others={"head": "class"}, kinds={}, roles={}
+    )
+    return MarkedSequence(modules, markers)
 
 
-def _cell(layers: Layers, edges: tuple[Edge, ...], plan: BlockPlan, sizes: Sizes) -> "CellModule":
-    narrow = {node: name for name, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
+def _list_axes(edges: tuple[Edge, ...], plan: BlockPlan) -> BlockAxes:
+    if not plan.residual:
+        return BlockAxes(stream=("second.conv",), inner={"first.conv": "inner"})
+    narrow = _name_nodes(edges)
+    into = {edge.name: edge.target for edge in edges if edge.convolves}
+    return BlockAxes(
+        stream=tuple(f"{name}.conv" for name, node in into.items() if node not in narrow),
+        inner={f"{name}.conv": narrow[node] for name, node in into.items() if node in narrow},
+    )
+
+
+def _name_nodes(edges: tuple[Edge, ...]) -> dict[int, str]:
+    """The last part of the name of the axis of each node with an axis of its own."""
+    return {node: name for name, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
+
+
+def _build_cell(layers: Layers, edges: tuple[Edge, ...], plan: BlockPlan, inner: int) -> "CellModule":
+    narrow = _name_nodes(edges)
 
     def width(node: int) -> int:
-        return sizes[f"{plan.name}.{narrow[node]}" if node in narrow else plan.stream]
+        return inner if node in narrow else plan.width
 
     modules = OrderedDict[str, nn.Module]()
     for edge in edges:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from subfleet.elastic.families import PublishedNorm
-from subfleet.elastic.families.records.blocks import expand_to_blocks
+from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, ChoiceCnn, ChoiceRnn
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201

@@ -1,26 +1,23 @@
 """LSTMs over symbols; the states of a section's layers share one axis, so layers after the first can be omitted."""
 
 from collections import OrderedDict
-from functools import partial
 
 from torch import Tensor, nn
 
-from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.elastic.families.sections import (
     AxisNames,
-    BlockPlan,
+    MarkedSequence,
     build_sections,
-    class_axis,
+    list_sections,
     plan_blocks,
-    skippable,
 )
+from subfleet.elastic.recording.markers import Markers
 
 _EMBEDDING = "embedding"
 
 
-def lstm(config: Lstm) -> Blueprint:
+def lstm(config: Lstm) -> nn.Module:
     """An LSTM with logits of each next symbol, for indices (batch, tokens).
 
     The states of a section's layers have the section's width.
@@ -33,28 +30,22 @@ def lstm(config: Lstm) -> Blueprint:
         keeping="none",
         names=AxisNames(stem=_EMBEDDING, stream="state"),
     )
-    states = {plan.stream: plan.width for plan in plans}
-    return Blueprint(
-        axes=(
-            class_axis(config),
-            Axis(name=_EMBEDDING, size=embedding_width, kind="embed"),
-            *(Axis(name=name, size=size, kind="channel") for name, size in states.items()),
-        ),
-        blocks=skippable(plans),
-        build=partial(_build, config, plans),
+    modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, embedding_width))
+    modules.update(build_sections(plans, lambda plan: RecurrentLayer(plan.width_in, plan.width)))
+    modules["head"] = nn.Linear(plans[-1].width, config.class_count)
+    markers = Markers(
+        axes={
+            ("head.weight", 0): ("class",),
+            ("embedding.weight", 1): (_EMBEDDING,),
+            **{(f"{plan.name}.lstm.weight_hh_l0", 1): (plan.stream,) for plan in plans},
+        },
+        kinds={_EMBEDDING: "embed"},
+        sections=list_sections(plans),
+        kept=frozenset(plan.name for plan in plans if not plan.position),
         roles={"embedding.weight": "symbol"},
-        symbols=config.vocabulary,
+        drawn=True,
     )
-
-
-def _build(config: Lstm, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
-    def block(plan: BlockPlan) -> RecurrentLayer:
-        return RecurrentLayer(sizes[plan.stream_in], sizes[plan.stream])
-
-    modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, sizes[_EMBEDDING]))
-    modules.update(build_sections(plans, sizes, block))
-    modules["head"] = nn.Linear(sizes[plans[-1].stream], sizes["class"])
-    return nn.Sequential(modules)
+    return MarkedSequence(modules, markers)
 
 
 class RecurrentLayer(nn.Module):

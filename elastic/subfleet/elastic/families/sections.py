@@ -1,22 +1,21 @@
 """The layout of blocks in networks: sections, streams and strides."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal, Protocol, TypeVar
 
 from torch import nn
 
-from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Sizes
-from subfleet.elastic.families.records.blocks import block_numbers
-from subfleet.elastic.network import Block, Family, Norm
+from subfleet.elastic.axes import AxisKind
+from subfleet.elastic.network import Role
+from subfleet.elastic.recording.markers import Markers
 from subfleet.protocol.errors import ConfigError
 
 
 class PlacedBlock(Protocol):
-    """The position of a block in the full network."""
+    """The position of a block in the network."""
 
     @property
     def name(self) -> str:
@@ -25,10 +24,6 @@ class PlacedBlock(Protocol):
     @property
     def section(self) -> int:
         """Index of its section."""
-
-    @property
-    def number(self) -> int:
-        """The number in its name, which identifies it in its section regardless of its position."""
 
     @property
     def position(self) -> int:
@@ -45,22 +40,6 @@ class Sectioned(Protocol):
     @property
     def depths(self) -> tuple[int, ...]:
         """Blocks of each section."""
-
-
-class Normed(Protocol):
-    """Settings of a network's norms."""
-
-    @property
-    def norm(self) -> Norm:
-        """Kind of norm."""
-
-    @property
-    def group_size(self) -> int:
-        """Channels of one group if norm is "group"."""
-
-    @property
-    def scaler(self) -> bool:
-        """Whether a scaler precedes each norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +59,17 @@ _USUAL_NAMES = AxisNames()
 _Plan = TypeVar("_Plan", bound=PlacedBlock)
 
 
-def block_name(section: int, number: int) -> str:
+def block_name(section: int, position: int) -> str:
     """The name of a block and of its module in the network."""
-    return f"section{section}.block{number}"
+    return f"section{section}.block{position}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """A block of the full network with one input and one output stream.
+    """A block with one input and one output stream.
 
     Attributes:
         section: as in `PlacedBlock`.
-        number: as in `PlacedBlock`.
         position: as in `PlacedBlock`.
         stream_in: axis of its input.
         stream: axis of its output; the same axis if a residual connection, or omitting the block, ties both.
@@ -102,7 +80,6 @@ class BlockPlan:
     """
 
     section: int
-    number: int
     position: int
     stream_in: str
     stream: str
@@ -114,12 +91,17 @@ class BlockPlan:
     @property
     def name(self) -> str:
         """As in `PlacedBlock`."""
-        return block_name(self.section, self.number)
+        return block_name(self.section, self.position)
 
     @property
     def residual(self) -> bool:
         """Whether the block adds to its input without projecting it."""
         return self.stream_in == self.stream
+
+    @property
+    def side(self) -> int:
+        """The side of its kernels."""
+        return self.kernel or 3
 
 
 def plan_blocks(
@@ -143,7 +125,13 @@ def plan_blocks(
         keeping: sections that may keep the previous stream.
         kernels: side of the kernels of each section; empty if the settings name none.
         names: names of the axes.
+
+    Raises:
+        ConfigError: a kernel side is even.
     """
+    even = next((side for side in kernels if side % 2 == 0), None)
+    if even is not None:
+        raise ConfigError(f"a kernel of section {kernels.index(even)} is {even} wide, but must be odd")
     before = (stem_width, *config.widths)
     keeps = [
         stride == 1 and width_in == width and (keeping == "all" or (keeping == "first" and not section))
@@ -151,12 +139,11 @@ def plan_blocks(
     ]
     before_section = f"section0.{names.stream}" if keeps[0] else names.stem
     plans: list[BlockPlan] = []
-    for section, (width, numbers) in enumerate(zip(config.widths, block_numbers(config), strict=True)):
+    for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         own = before_section if keeps[section] else f"section{section}.{names.stream}"
         plans += [
             BlockPlan(
                 section=section,
-                number=number,
                 position=position,
                 stream_in=own if position else before_section,
                 stream=own,
@@ -165,7 +152,7 @@ def plan_blocks(
                 stride=1 if position else strides[section],
                 kernel=kernels[section] if kernels else 0,
             )
-            for position, number in enumerate(numbers)
+            for position in range(depth)
         ]
         before_section = own
     return tuple(plans)
@@ -173,7 +160,7 @@ def plan_blocks(
 
 def with_layer_widths(plans: Sequence[BlockPlan], layer_widths: Sequence[int]) -> tuple[BlockPlan, ...]:
     """The same blocks, each with an output stream of its own width."""
-    axes = (plans[0].stream_in, *(layer_axis(plan.section, plan.number) for plan in plans))
+    axes = (plans[0].stream_in, *(f"{plan.name}.width" for plan in plans))
     sizes = (plans[0].width_in, *layer_widths)
     return tuple(
         replace(plan, stream_in=axis_in, stream=axis, width_in=width_in, width=width)
@@ -181,82 +168,89 @@ def with_layer_widths(plans: Sequence[BlockPlan], layer_widths: Sequence[int]) -
     )
 
 
-def layer_axis(section: int, number: int) -> str:
-    """The axis of a block's output if layers have widths of their own."""
-    return f"{block_name(section, number)}.width"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockAxes:
+    """The axes of a block, by the layers whose outputs run over them; layers are relative to the block.
+
+    Attributes:
+        stream: layers whose outputs are the block's.
+        inner: layers inside, with the last part of the axis' name.
+        kernels: layers whose kernels may be cut.
+    """
+
+    stream: tuple[str, ...]
+    inner: Mapping[str, str]
+    kernels: tuple[str, ...] = ()
 
 
-def skippable(plans: Iterable[PlacedBlock]) -> tuple[Block, ...]:
-    """The blocks that a submodel may omit: all but the first of each section."""
-    return tuple(Block(name=plan.name, section=plan.section) for plan in plans if plan.position)
+def mark_blocks(
+    plans: Sequence[BlockPlan],
+    axes: Callable[[BlockPlan], BlockAxes],
+    *,
+    stem: str = "",
+    others: Mapping[str, str],
+    kinds: Mapping[str, AxisKind],
+    roles: Mapping[str, Role],
+) -> Markers:
+    """The markers of a network of blocks.
 
-
-def skippable_layers(plans: Iterable[BlockPlan]) -> tuple[Block, ...]:
-    """The blocks that a submodel may omit if input and output streams of a block may differ."""
-    return tuple(
-        block if plan.residual else replace(block, reads=plan.stream_in, gives=plan.stream)
-        for plan in plans
-        for block in skippable([plan])
+    Args:
+        plans: its blocks.
+        axes: axes of a block.
+        stem: the layer before the first block; empty if there is none.
+        others: the axes of other layers' outputs, by layer.
+        kinds: kinds of inner axes by the last part of their names.
+        roles: as in `Markers`.
+    """
+    first = {stem: plans[0].stream_in} if stem else {}
+    streams = {f"{plan.name}.{layer}": plan.stream for plan in plans for layer in axes(plan).stream}
+    inner = {f"{plan.name}.{layer}": f"{plan.name}.{own}" for plan in plans for layer, own in axes(plan).inner.items()}
+    kernels = {
+        f"{plan.name}.{layer}": f"{plan.name}.kernel" for plan in plans if plan.kernel for layer in axes(plan).kernels
+    }
+    named = {(f"{layer}.weight", 0): (axis,) for layer, axis in (first | streams | inner).items()}
+    named |= {(f"{layer}.weight", 2): (axis,) for layer, axis in kernels.items()}
+    return Markers(
+        axes=named | {(f"{layer}.weight", 0): (axis,) for layer, axis in others.items()},
+        kinds={axis: kinds[axis.rpartition(".")[2]] for axis in inner.values() if axis.rpartition(".")[2] in kinds},
+        kernels=frozenset(f"{layer}.weight" for layer in kernels),
+        sections=list_sections(plans),
+        kept=frozenset(plan.name for plan in plans if not plan.position),
+        roles=roles,
+        drawn=True,
     )
 
 
-def channel_axis(config: Normed, name: str, size: int) -> Axis:
-    """An axis of channels; with group norm only whole groups are kept."""
-    return Axis(name=name, size=size, kind="channel", granularity=config.group_size if config.norm == "group" else 1)
-
-
-def class_axis(config: Family) -> Axis:
-    """The axis of the classes."""
-    return Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)
-
-
-def stream_axes(config: Normed, plans: Iterable[BlockPlan], *, stem: bool = True) -> Iterator[Axis]:
-    """Yield the axis of each stream in order; with `stem` including that of the first block's input."""
-    sizes = {}
-    for plan in plans:
-        if stem:
-            sizes[plan.stream_in] = plan.width_in
-        sizes[plan.stream] = plan.width
-    yield from (channel_axis(config, name, size) for name, size in sizes.items())
-
-
-def kernel_axes(plans: Iterable[BlockPlan]) -> Iterator[Axis]:
-    """Yield the axis of each block's kernels if the settings name their size.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
-    for plan in plans:
-        if plan.kernel:
-            if plan.kernel % 2 == 0:
-                raise ConfigError(f"a kernel of section {plan.section} is {plan.kernel} wide, but must be odd")
-            yield Axis(name=f"{plan.name}.kernel", size=plan.kernel, kind="kernel", granularity=2)
-
-
-def kernel_of(plan: BlockPlan, sizes: Sizes) -> int:
-    """The side of a block's kernels; 3 if the settings name none."""
-    return sizes[f"{plan.name}.kernel"] if plan.kernel else 3
+def list_sections(plans: Iterable[PlacedBlock]) -> tuple[tuple[str, ...], ...]:
+    """The names of the blocks of each section."""
+    return tuple(tuple(plan.name for plan in own) for _, own in groupby(plans, lambda plan: plan.section))
 
 
 def build_sections(
-    plans: Iterable[_Plan],
-    sizes: Sizes,
-    make: Callable[[_Plan], nn.Module],
-    *,
-    close: Callable[[], nn.Module] | None = None,
+    plans: Iterable[_Plan], make: Callable[[_Plan], nn.Module], *, close: Callable[[], nn.Module] | None = None
 ) -> Iterator[tuple[str, nn.Sequential]]:
     """Build the blocks of a network, and yield the name and module of each section.
 
     Args:
         plans: all blocks.
-        sizes: sizes of the network.
         make: creates a block.
         close: creates a final module for each section, if any.
     """
     for section, inside in groupby(plans, lambda plan: plan.section):
-        modules = OrderedDict(
-            (f"block{plan.number}", make(plan)) for plan in inside if not plan.position or plan.name in sizes.parts
-        )
+        modules = OrderedDict((plan.name.rpartition(".")[2], make(plan)) for plan in inside)
         if close is not None:
             modules["pool"] = close()
         yield f"section{section}", nn.Sequential(modules)
+
+
+class MarkedSequence(nn.Sequential):
+    """Modules that run one after the other, with markers.
+
+    Args:
+        modules: by name.
+        markers: of the whole.
+    """
+
+    def __init__(self, modules: "OrderedDict[str, nn.Module]", markers: Markers) -> None:
+        super().__init__(modules)
+        self.markers = markers

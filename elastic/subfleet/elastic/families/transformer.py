@@ -6,17 +6,16 @@ width. Queries, keys, values and the output layer keep the same heads and the sa
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 
 from torch import nn
 
-from subfleet.elastic.axes import Axis
-from subfleet.elastic.families.blueprint import Blueprint, Sizes
-from subfleet.elastic.families.records.blocks import block_numbers, expand_to_blocks
+from subfleet.elastic.axes import AxisKind
+from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
-from subfleet.elastic.families.sections import block_name, build_sections, class_axis, skippable
+from subfleet.elastic.families.sections import MarkedSequence, block_name, build_sections, list_sections
 from subfleet.elastic.families.transformer_layers import (
     BlockSize,
     FirstToken,
@@ -24,7 +23,7 @@ from subfleet.elastic.families.transformer_layers import (
     SymbolTokens,
     TransformerBlock,
 )
-from subfleet.elastic.network import MatrixProduct, Role
+from subfleet.elastic.recording.markers import Markers, Place
 
 _STREAM = "stream"
 _HIDDEN_TIMES = 4
@@ -34,168 +33,131 @@ _AnyTransformer = Vit | _OfSymbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TransformerStyle:
-    """The differences between the families.
-
-    Attributes:
-        tokens: creates the module that converts inputs to tokens, from the width of the stream.
-        embedded: names of its tensors with the first values of embeddings.
-        token_count: tokens of one sample.
-        causal: whether a token only attends to itself and previous tokens.
-        fused: one layer for the queries, keys and values of a block instead of three.
-        pooled: whether logits come from the first token (Devlin et al. 2019, section 3.2) instead of each token.
-    """
-
-    tokens: Callable[[int], nn.Module]
-    embedded: tuple[str, ...]
-    token_count: int
-    causal: bool = False
-    fused: bool = False
-    pooled: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _BlockPlan:
-    """A block of the full network.
+    """A block.
 
     Attributes:
         section: as in `PlacedBlock`.
-        number: as in `PlacedBlock`.
         position: as in `PlacedBlock`.
-        heads: number of attention heads.
-        head_width: width of each head's queries, keys and values.
-        hidden_width: width inside the feed-forward part.
+        size: its sizes.
     """
 
     section: int
-    number: int
     position: int
-    heads: int
-    head_width: int
-    hidden_width: int
+    size: BlockSize
 
     @property
     def name(self) -> str:
         """As in `PlacedBlock`."""
-        return block_name(self.section, self.number)
+        return block_name(self.section, self.position)
 
 
-def vit(config: Vit) -> Blueprint:
+def vit(config: Vit) -> nn.Module:
     """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block."""
     channels, height, width = config.input_shape
     patches = (height // config.patch) * (width // config.patch)
-    style = _TransformerStyle(
-        tokens=partial(PatchTokens, channels, patches, config.patch, scaler=config.scaler),
-        embedded=("class_token", "positions"),
-        token_count=patches + 1,
-        fused=True,
-        pooled=True,
-    )
-    return _blueprint(config, style, other_sizes=(patches,))
+    tokens = PatchTokens(channels, patches, config.patch, config.widths[0], scaler=config.scaler)
+    return _build(config, tokens, ("class_token", "positions"), fused=True, pooled=True)
 
 
-def bert(config: Bert) -> Blueprint:
+def bert(config: Bert) -> nn.Module:
     """A bidirectional transformer that predicts masked symbols, with logits of each token for indices (batch, tokens).
 
     Devlin et al. 2019, section 3.1, with blocks as in GPT-2.
     """
-    return _of_symbols(config)
+    return _build_of_symbols(config)
 
 
-def bert_classifier(config: BertClassifier) -> Blueprint:
+def bert_classifier(config: BertClassifier) -> nn.Module:
     """The same transformer with logits of the sequence."""
-    return _of_symbols(config, pooled=True)
+    return _build_of_symbols(config, pooled=True)
 
 
-def decoder(config: Decoder) -> Blueprint:
+def decoder(config: Decoder) -> nn.Module:
     """A causal transformer with logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3)."""
-    return _of_symbols(config, causal=True)
+    return _build_of_symbols(config, causal=True)
 
 
-def _of_symbols(config: _OfSymbols, *, causal: bool = False, pooled: bool = False) -> Blueprint:
-    context = config.input_shape[0]
-    style = _TransformerStyle(
-        tokens=partial(SymbolTokens, config.vocabulary, context, scaler=config.scaler),
-        embedded=("positions", "embedding.weight"),
-        token_count=context,
-        causal=causal,
-        pooled=pooled,
-    )
-    return _blueprint(config, style, symbols=config.vocabulary)
+def _build_of_symbols(config: _OfSymbols, *, causal: bool = False, pooled: bool = False) -> nn.Module:
+    tokens = SymbolTokens(config.vocabulary, config.input_shape[0], config.widths[0], scaler=config.scaler)
+    return _build(config, tokens, ("positions", "embedding.weight"), causal=causal, pooled=pooled)
 
 
-def _blueprint(
-    config: _AnyTransformer, style: _TransformerStyle, *, symbols: int = 0, other_sizes: tuple[int, ...] = ()
-) -> Blueprint:
-    plans = tuple(_plans(config))
+def _build(
+    config: _AnyTransformer,
+    tokens: nn.Module,
+    embedded: tuple[str, ...],
+    *,
+    causal: bool = False,
+    fused: bool = False,
+    pooled: bool = False,
+) -> nn.Module:
+    """Build a transformer.
+
+    Args:
+        config: the settings.
+        tokens: converts inputs to tokens.
+        embedded: names of its tensors with the first values of embeddings.
+        causal: whether a token only attends to itself and previous tokens.
+        fused: one layer for the queries, keys and values of a block instead of three.
+        pooled: whether logits come from the first token (Devlin et al. 2019, section 3.2) instead of each token.
+    """
+    plans, width = tuple(_plan_blocks(config)), config.widths[0]
+
+    def block(plan: _BlockPlan) -> TransformerBlock:
+        return TransformerBlock(plan.size, causal=causal, fused=fused)
+
+    modules = OrderedDict[str, nn.Module](tokens=tokens)
+    modules.update(build_sections(plans, block))
+    modules["norm"] = nn.LayerNorm(width)
+    if pooled:
+        modules["first"] = FirstToken()
+    modules["head"] = nn.Linear(width, config.class_count)
     residual = [f"{plan.name}.{layer}.weight" for plan in plans for layer in ("attention.out", "feed_forward.down")]
-    roles: dict[str, Role] = dict.fromkeys(residual, "residual")
-    roles |= {f"tokens.{name}": "embedding" for name in style.embedded}
-    return Blueprint(
-        axes=(
-            class_axis(config),
-            Axis(name=_STREAM, size=config.widths[0], kind="embed"),
-            *(axis for plan in plans for axis in _axes(plan)),
-        ),
-        blocks=skippable(plans),
-        build=partial(_build, config, style, plans),
-        roles=roles,
-        products=tuple(product for plan in plans for product in _products(plan, style.token_count)),
-        symbols=symbols,
-        other_sizes=other_sizes,
+    kinds: dict[str, AxisKind] = {f"{plan.name}.{own}": kind for plan in plans for own, kind in _KINDS.items()}
+    markers = Markers(
+        axes={
+            ("head.weight", 0): ("class",),
+            ("norm.weight", 0): (_STREAM,),
+            **{place: names for plan in plans for place, names in _list_axes(plan.name, fused=fused)},
+        },
+        kinds={**kinds, _STREAM: "embed"},
+        sections=list_sections(plans),
+        kept=frozenset(plan.name for plan in plans if not plan.position),
+        roles={
+            **dict.fromkeys(residual, "residual"),
+            **dict.fromkeys((f"tokens.{name}" for name in embedded), "embedding"),
+            **dict.fromkeys((f"{plan.name}.step" for plan in plans if plan.size.learnable_step), "step"),
+        },
+        drawn=True,
     )
+    return MarkedSequence(modules, markers)
 
 
-def _plans(config: _AnyTransformer) -> Iterator[_BlockPlan]:
+_KINDS: Mapping[str, AxisKind] = MappingProxyType({"heads": "head", "head_dim": "head_dim", "hidden": "ffn"})
+
+
+def _list_axes(block: str, *, fused: bool) -> Iterator[tuple[Place, tuple[str, ...]]]:
+    for layer in ("qkv",) if fused else ("query", "key", "value"):
+        yield (f"{block}.attention.{layer}.weight", 0), (f"{block}.heads", f"{block}.head_dim")
+    yield (f"{block}.feed_forward.up.weight", 0), (f"{block}.hidden",)
+
+
+def _plan_blocks(config: _AnyTransformer) -> Iterator[_BlockPlan]:
     """All blocks of a network, in order."""
     width = config.widths[0]
     usual = (_HIDDEN_TIMES * width,) * len(config.widths)
     hidden_widths = iter(expand_to_blocks(config.hidden_widths or usual, config.depths))
     every = iter(expand_to_blocks(config.heads, config.depths))
-    for section, numbers in enumerate(block_numbers(config)):
-        for position, number in enumerate(numbers):
+    for section, depth in enumerate(config.depths):
+        for position in range(depth):
             heads = next(every)
-            yield _BlockPlan(
-                section=section,
-                number=number,
-                position=position,
+            size = BlockSize(
+                width=width,
                 heads=heads,
                 head_width=config.head_width or width // heads,
                 hidden_width=next(hidden_widths),
+                scaler=config.scaler,
+                learnable_step=config.learnable_steps and position > 0,
             )
-
-
-def _axes(plan: _BlockPlan) -> Iterator[Axis]:
-    yield Axis(name=f"{plan.name}.heads", size=plan.heads, kind="head")
-    yield Axis(name=f"{plan.name}.head_dim", size=plan.head_width, kind="head_dim")
-    yield Axis(name=f"{plan.name}.hidden", size=plan.hidden_width, kind="ffn")
-
-
-def _products(plan: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
-    """Yield the products of queries with keys, and of attention weights with values."""
-    heads, head_dim, block = f"{plan.name}.heads", f"{plan.name}.head_dim", plan.name if plan.position else None
-    yield MatrixProduct(result=(heads, tokens, tokens), summed=(head_dim,), part=block)
-    yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), part=block)
-
-
-def _build(config: _AnyTransformer, style: _TransformerStyle, plans: tuple[_BlockPlan, ...], sizes: Sizes) -> nn.Module:
-    width = sizes[_STREAM]
-
-    def block(plan: _BlockPlan) -> TransformerBlock:
-        size = BlockSize(
-            width=width,
-            heads=sizes[f"{plan.name}.heads"],
-            head_width=sizes[f"{plan.name}.head_dim"],
-            hidden_width=sizes[f"{plan.name}.hidden"],
-            scaler=config.scaler,
-            learnable_step=config.learnable_steps and plan.position > 0,
-        )
-        return TransformerBlock(size, causal=style.causal, fused=style.fused)
-
-    modules = OrderedDict[str, nn.Module](tokens=style.tokens(width))
-    modules.update(build_sections(plans, sizes, block))
-    modules["norm"] = nn.LayerNorm(width)
-    if style.pooled:
-        modules["first"] = FirstToken()
-    modules["head"] = nn.Linear(width, sizes["class"])
-    return nn.Sequential(modules)
+            yield _BlockPlan(section=section, position=position, size=size)

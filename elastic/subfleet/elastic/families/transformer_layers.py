@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from subfleet.elastic.families.blueprint import fraction_of
 from subfleet.elastic.families.layers import Scale
 
 
@@ -43,7 +42,7 @@ class Attention(nn.Module):
 
     def __init__(self, size: BlockSize, *, causal: bool, fused: bool) -> None:
         super().__init__()
-        self.heads = int(size.heads)
+        self.heads = size.heads
         self.causal = causal
         self.fused = fused
         inner = size.heads * size.head_width
@@ -53,7 +52,7 @@ class Attention(nn.Module):
             self.query = nn.Linear(size.width, inner)
             self.key = nn.Linear(size.width, inner)
             self.value = nn.Linear(size.width, inner)
-        self.scaler = _scale(inner, scaler=size.scaler)
+        self.scaler = _make_scale(scaler=size.scaler)
         self.out = nn.Linear(inner, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,12 +95,12 @@ class TransformerBlock(nn.Module):
         self.feed_forward = nn.Sequential(
             OrderedDict(
                 up=nn.Linear(size.width, size.hidden_width),
-                scaler=_scale(size.hidden_width, scaler=size.scaler),
+                scaler=_make_scale(scaler=size.scaler),
                 activation=nn.GELU(),
                 down=nn.Linear(size.hidden_width, size.width),
             )
         )
-        self.scaler = _scale(size.width, scaler=size.scaler)
+        self.scaler = _make_scale(scaler=size.scaler)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
@@ -118,11 +117,10 @@ class PatchTokens(nn.Module):
 
     def __init__(self, channels: int, patch_count: int, patch: int, width: int, *, scaler: bool) -> None:
         super().__init__()
-        self.own_sizes = {"class_token": (1, 1, width), "positions": (1, patch_count + 1, width)}
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
-        self.class_token = nn.Parameter(torch.zeros(self.own_sizes["class_token"]))
-        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(self.own_sizes["positions"]), std=0.02))
-        self.scaler = _scale(width, scaler=scaler)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, patch_count + 1, width), std=0.02))
+        self.scaler = _make_scale(scaler=scaler)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, patches + 1, width)."""
@@ -137,10 +135,9 @@ class SymbolTokens(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, width: int, *, scaler: bool) -> None:
         super().__init__()
-        self.own_sizes = {"positions": (1, context, width)}
         self.embedding = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(self.own_sizes["positions"]), std=0.02))
-        self.scaler = _scale(width, scaler=scaler)
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, context, width), std=0.02))
+        self.scaler = _make_scale(scaler=scaler)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """(batch, tokens) of indices to (batch, tokens, width)."""
@@ -157,5 +154,5 @@ class FirstToken(nn.Module):
         return x[:, 0]
 
 
-def _scale(width: int, *, scaler: bool) -> Scale:
-    return Scale(fraction_of(width) if scaler else 1.0)
+def _make_scale(*, scaler: bool) -> nn.Module:
+    return Scale(dim=-1) if scaler else nn.Identity()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -9,7 +10,9 @@ from subfleet.elastic.recording.calls import Call, LayerSpan
 from subfleet.elastic.recording.dimensions import resolve
 from subfleet.elastic.recording.following import DimensionFollower
 from subfleet.elastic.recording.functions import SUMS
+from subfleet.elastic.recording.markers import Markers
 from subfleet.elastic.recording.run import ModuleRun
+from subfleet.protocol.errors import ConfigError
 
 _PASSING = frozenset(
     f"torch.{name}"
@@ -22,7 +25,31 @@ _PASSING = frozenset(
 """Functions that pass an input on that they have passed on before, or that may follow a sum."""
 
 
-def find_blocks(module: nn.Module, run: ModuleRun, follower: DimensionFollower) -> tuple[LayerSpan, ...]:
+def list_spans(
+    module: nn.Module, run: ModuleRun, follower: DimensionFollower, markers: Markers
+) -> tuple[LayerSpan, ...]:
+    """The calls of each block in order: those that the markers name, or else the residual blocks.
+
+    Raises:
+        ConfigError: a block that the markers name is no layer, runs several times, or has several inputs.
+    """
+    if markers.sections is None:
+        return _find_blocks(module, run, follower)
+    names, spans = [*chain.from_iterable(markers.sections)], list[LayerSpan]()
+    if unknown := sorted(markers.kept - set(names)):
+        raise ConfigError(f"the markers keep the block {unknown[0]!r}, but their sections have the blocks {names}")
+    for name in names:
+        own = [span for span in run.spans if span.layer == name]
+        if len(own) != 1 or len(own[0].inputs) != 1 or not isinstance(own[0].out, Tensor):
+            raise ConfigError(
+                f"the markers say that layer {name!r} is a block, but it is none: a block is a layer that runs once, "
+                "with one input and one output"
+            )
+        spans += own
+    return tuple(spans)
+
+
+def _find_blocks(module: nn.Module, run: ModuleRun, follower: DimensionFollower) -> tuple[LayerSpan, ...]:
     """The innermost layers with parameters whose result is their input plus something, in order.
 
     A layer that runs several times, as in ALBERT, is no block: its calls lie in several places.

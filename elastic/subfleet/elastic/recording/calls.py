@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from subfleet.elastic.recording.attention import attend
-from subfleet.elastic.recording.following import DimensionFollower, Product
-from subfleet.elastic.recording.functions import name_function
+from subfleet.elastic.recording.following import DimensionFollower, Product, list_tensors
+from subfleet.elastic.recording.functions import divide_by_kept, name_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,6 +126,8 @@ class LoggingMode(TorchFunctionMode):
         if func is functional.batch_norm and not follower.is_computed(args[0]):
             func, args, kwargs = _normalise_weight(args, kwargs)
         out = func(*args, **kwargs)
+        if func is divide_by_kept and out is args[0]:
+            out = out.clone()  # in a submodel, it is another tensor
         if func is functional.scaled_dot_product_attention:
             follower.mark_attention(args[0], args[2] if len(args) > 2 else kwargs["value"])
         self._log.add(func, args, kwargs, out, follower.products[before:])
@@ -143,8 +145,3 @@ def _normalise_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         return functional.batch_norm, args, kwargs
     kept: dict[str, Any] = {key: given[key] for key in ("weight", "bias", "eps") if key in given}
     return functional.instance_norm, (weight,), kept
-
-
-def list_tensors(value: Any) -> list[Tensor]:
-    """All tensors in a value, also in lists, tuples and dictionaries."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

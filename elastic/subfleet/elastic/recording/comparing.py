@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from subfleet.elastic.recording.expressions import BATCH
 from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan, RecordedTensor
-from subfleet.elastic.recording.sizes import BATCH
 from subfleet.protocol.errors import ConfigError
 
 _REFERENCES = frozenset({"value", "state", "constant"})
@@ -101,8 +101,9 @@ def _merge(first: Any, second: Any, batches: Batches) -> Any:
     if first == second and type(first) is type(second):
         return first
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        if "size" in first:
-            return {"size": _merge_sizes(first["size"], second["size"], batches)}
+        ((kind, size),) = first.items()
+        if kind in ("size", "whole"):
+            return {kind: _merge_sizes(size, second[kind], batches)}
         if not _REFERENCES.isdisjoint(first):
             raise ValueError
         return {key: _merge(first[key], second[key], batches) for key in first}

@@ -4,11 +4,10 @@ Growth copies the rows of weights that compute an index, and divides the columns
 first dimension of a weight for rows and all others for columns, so an axis must not be used in any other way.
 """
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-
-from subfleet.elastic.recording.dimensions import Leaf, expand_parts, resolve
+from subfleet.elastic.recording.dimensions import Dim, Leaf, expand_parts, resolve
 from subfleet.elastic.recording.run import ModuleRuns
 
 _EMBEDDING = "torch.nn.functional.embedding"
@@ -16,22 +15,26 @@ _EMBEDDING = "torch.nn.functional.embedding"
 
 def find_uncopied(runs: ModuleRuns) -> Iterator[Leaf]:
     """Yield the leaves that products of computed values sum over, and those of weights that read others than usual."""
-    read = dict[str, set[Leaf]]()
+    summed = defaultdict[str, list[Dim]](list)
     for product in runs.training.products:
-        summed = {leaf for dim in product.summed for leaf in _list_leaves(dim)}
-        read.setdefault(product.weight, set()).update(summed)
-    yield from read.pop("", ())
+        summed[product.weight] += product.summed
+    for dim in summed.pop("", ()):
+        yield from _list_leaves(dim)
     embeddings = {id(call.args[1]) for call in runs.training.calls if call.name == _EMBEDDING}
-    for name, leaves in read.items():
+    for name, dims in summed.items():
         tensor = runs.state.get(name)
         if tensor is not None:
-            yield from _find_unusual(runs, tensor, leaves, embeds=id(tensor) in embeddings)
+            yield from _find_unusual(runs.follower.dims_of(tensor), dims, embeds=id(tensor) in embeddings)
 
 
-def _find_unusual(runs: ModuleRuns, weight: Tensor, read: set[Leaf], *, embeds: bool) -> Iterator[Leaf]:
-    for place, dim in enumerate(runs.follower.dims_of(weight)):
+def _find_unusual(dims: Sequence[Dim], summed: Sequence[Dim], *, embeds: bool) -> Iterator[Leaf]:
+    read = {leaf for dim in summed for leaf in _list_leaves(dim)}
+    places = Counter(leaf for dim in dims for leaf in _list_leaves(dim))
+    for place, dim in enumerate(dims):
+        itself = any(dim is own for own in summed)
         for leaf in _list_leaves(dim):
-            if embeds or (leaf in read) != (place > 0):
+            is_read = leaf in read if places[leaf] == 1 else itself
+            if embeds or is_read != (place > 0):
                 yield leaf
 
 

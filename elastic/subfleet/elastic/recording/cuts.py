@@ -3,11 +3,15 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from subfleet.elastic.recording.dimensions import Leaf, keep_whole
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Positive
+
+if TYPE_CHECKING:
+    from subfleet.elastic.recording.naming import NamedAxis
 
 _REASON = "the settings keep it whole"
 
@@ -55,13 +59,17 @@ class Cuts:
         _check_patterns("blocks", [pattern for pattern in self.blocks if pattern != "*"], every)
         return [name for name in every if _fits(name, self.blocks)]
 
-    def choose_granularity(self, leaf: Leaf) -> int:
+    def choose_granularity(self, axis: "NamedAxis") -> int:
         """The granularity of an axis."""
-        return 1 if leaf.kind or leaf.size % self.granularity else self.granularity
+        if axis.kind == "kernel":
+            return 2
+        fits = axis.kind == "channel" and not axis.size % self.granularity and not self.granularity % axis.group_size
+        whole = axis.size if axis.kind == "class" else axis.group_size
+        return self.granularity if fits else whole
 
-    def choose_least(self, leaf: Leaf) -> int:
+    def choose_least(self, axis: "NamedAxis") -> int:
         """The fewest indices of an axis that a submodel keeps."""
-        return 1 if leaf.kind else min(leaf.size, self.min_width)
+        return min(axis.size, self.min_width) if axis.kind == "channel" else 1
 
 
 EVERYTHING = Cuts()

@@ -16,7 +16,8 @@ class Leaf:
         size: number of indices.
         is_batch: whether it runs over the samples of a batch.
         reason: why it may not be cut; empty if it may be.
-        kind: "head" or "head_dim" in attention, "class" of outputs; else empty.
+        kind: "head" or "head_dim" in attention, "class" of outputs, `GROUP` of what is normalised together, or what a
+            module's markers say; else empty.
     """
 
     __slots__ = ("_next", "halves", "is_batch", "kind", "parts", "reason", "size")
@@ -42,6 +43,7 @@ class Leaf:
         self._next = root
 
 
+GROUP = "group"
 Dim = tuple[Leaf, ...]
 """A dimension as a product of leaves, the outermost first; empty if its size is 1."""
 

@@ -1,8 +1,8 @@
 """Writes the calls of a run as plain data, with sizes as expressions of axes.
 
 A value is JSON: numbers, texts, None and lists stand for themselves, and an object with one key for everything else:
-"value" (a result, by its number), "state" (a tensor of the module), "constant" (another tensor), "size", "tuple",
-"slice", "dtype", "float", "dict", "device" or "ellipsis".
+"value" (a result, by its number), "state" (a tensor of the module), "constant" (another tensor), "size", "whole" (a
+size of the whole network), "tuple", "slice", "dtype", "float", "dict", "device" or "ellipsis".
 """
 
 import base64

@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from subfleet.elastic.recording.cheap_products import compute_cheaply
 from subfleet.elastic.recording.dimensions import Dim, keep_whole, make_dim, make_whole_dim, measure, resolve
 
 
@@ -58,12 +58,12 @@ class Operation:
     @property
     def inputs(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
+        return list_tensors((self.args, self.kwargs))
 
     @property
     def outputs(self) -> list[Tensor]:
         """All tensors among the results."""
-        return [leaf for leaf in pytree.tree_leaves(self.out) if isinstance(leaf, Tensor)]
+        return list_tensors(self.out)
 
     @property
     def result(self) -> Tensor:
@@ -93,16 +93,21 @@ class DimensionFollower:
 
     Attributes:
         rules: by operator name.
+        kernels: names of the weights of convolutions whose kernels may be cut.
         layer: path of the running layer.
         products: the products so far.
         mixed: dimensions whose indices are mixed, for example by a norm: a submodel's results differ from the masked
             whole's.
+        averaged: dimensions that are mixed only by means over all their indices, as in a layer norm: equally many
+            copies of each index give the same.
     """
 
     rules: Mapping[str, Rule]
+    kernels: frozenset[str] = frozenset()
     layer: str = ""
     products: list[Product] = field(default_factory=list)
     mixed: list[Dim] = field(default_factory=list)
+    averaged: list[Dim] = field(default_factory=list)
     _dims: dict[int, tuple[Dim, ...]] = field(default_factory=dict)
     _weights: dict[int, str] = field(default_factory=dict)
     _computed: set[int] = field(default_factory=set)
@@ -172,7 +177,7 @@ class DimensionFollower:
 
 
 class FollowingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets a follower see each operator."""
+    """Lets a follower see each operator. Values do not matter, so that large products are not computed in full."""
 
     def __init__(self, follower: DimensionFollower) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -181,9 +186,20 @@ class FollowingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `torch.utils._python_dispatch.TorchDispatchMode`."""
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = compute_cheaply(func, args, kwargs)
         self._follower.follow(Operation(self._follower, func.overloadpacket.__name__, tuple(args), kwargs, out))
         return out
+
+
+def list_tensors(value: Any) -> list[Tensor]:
+    """All tensors in a value, also in lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in value for tensor in list_tensors(item)]
 
 
 def _name_functional(name: str) -> str:

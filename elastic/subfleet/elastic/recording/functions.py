@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import get_overridable_functions, resolve_name
+from torch.overrides import (
+    get_overridable_functions,
+    handle_torch_function,
+    has_torch_function_unary,
+    resolve_name,
+)
 
 _FACTORIES = (
     "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "meshgrid", "ones", "ones_like", "rand",
@@ -18,9 +23,23 @@ _PRIVATE = ("_weight_norm",)
 _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "unflatten")
 
 
+def divide_by_kept(x: Tensor, kept: int, whole: int) -> Tensor:
+    """Divide by the fraction of its channels that a submodel keeps (Diao et al. 2021, section 3.2).
+
+    Args:
+        x: any shape.
+        kept: number of its channels.
+        whole: number of its channels in the whole network.
+    """
+    if has_torch_function_unary(x):
+        divided: Tensor = handle_torch_function(divide_by_kept, (x,), x, kept, whole)
+        return divided
+    return x if kept == whole else x / (kept / whole)
+
+
 @cache
 def list_functions() -> Mapping[str, Callable[..., Any]]:
-    """The functions that a record may call, by name: those of torch, torch.nn.functional and Tensor on tensors.
+    """The functions that a record may call: those of torch, torch.nn.functional and Tensor, and `divide_by_kept`.
 
     None of them reads or writes files, loads code, or leaves the process.
     """
@@ -42,7 +61,8 @@ def list_functions() -> Mapping[str, Callable[..., Any]]:
         for name in functions
         if hasattr(torch, f"{name.removeprefix('torch.')}_")
     }
-    return MappingProxyType({**functions, **factories, **methods, **in_place})
+    own = {"divide_by_kept": divide_by_kept}
+    return MappingProxyType({**functions, **factories, **methods, **in_place, **own})
 
 
 def name_function(function: Any) -> str:

@@ -4,12 +4,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, groupby
+from string import digits
 from typing import Any, TypeVar
 
 from subfleet.elastic.axes import add_sums
+from subfleet.elastic.recording.expressions import compute_size, list_names
 from subfleet.elastic.recording.inserting import Changes, Place, insert_block
-from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan, RecordedTensor
-from subfleet.elastic.recording.sizes import compute_size
+from subfleet.elastic.recording.record import (
+    NetworkRecord,
+    RecordedAxis,
+    RecordedBlock,
+    RecordedPlan,
+    RecordedTensor,
+)
+from subfleet.elastic.recording.redirecting import redirect_axis
 from subfleet.protocol.errors import ConfigError
 
 _Item = TypeVar("_Item")
@@ -28,30 +36,53 @@ def resize_record(record: NetworkRecord, sizes: Mapping[str, int]) -> NetworkRec
     return replace(record, axes=axes, tensors=tensors)
 
 
+def find_template(record: NetworkRecord, block: str) -> RecordedBlock | None:
+    """The block that one after this block would be like: the same one, or if it changes its input, the next one."""
+    own = next((known for known in record.blocks if known.name == block), None)
+    if own is None:
+        return None
+    later = [known for known in record.blocks if known.section == own.section and not known.kept]
+    if not own.kept:
+        return own
+    return later[0] if later else own if own.reads == own.gives != "" else None
+
+
 def copy_block(record: NetworkRecord, block: str) -> tuple[NetworkRecord, str]:
-    """A network with a copy of a block right after it, and the name of the copy."""
-    name = _name_copy(record, block)
-    renaming = _Renaming.of(record, block, name)
-    return replace(
+    """A network with one more block right after a block, and the name of the new one; see `find_template`.
+
+    Raises:
+        ConfigError: nothing can be copied.
+    """
+    template = find_template(record, block)
+    if template is None:
+        raise ConfigError(f"block {block!r} changes the shape of its input, so no copy of it can follow it")
+    name, place = _name_copy(record, block), [known.name for known in record.blocks].index(block)
+    before = record.blocks[place].gives
+    renaming = _Renaming.of(record, template, name, before, later=template.name != block)
+    copy = replace(
+        template, name=name, kept=False, reads=renaming.size(template.reads), gives=renaming.size(template.gives)
+    )
+    longer = replace(
         record,
-        axes=_insert_copies(
-            record.axes,
-            lambda axis: axis.name in renaming.sizes,
-            lambda axis: replace(axis, name=renaming.size(axis.name)),
-        ),
+        axes=tuple(_list_axes(record, renaming, copy, before)),
         sums=record.sums
         | {
             renaming.sizes[own]: tuple(tuple(renaming.size(factor) for factor in part) for part in parts)
             for own, parts in record.sums.items()
             if own in renaming.sizes
         },
-        tensors=_insert_copies(record.tensors, lambda tensor: renaming.owns(tensor.name), renaming.copy_tensor),
+        tensors=_insert_copies(
+            record.tensors,
+            lambda tensor: renaming.owns(tensor.name),
+            renaming.copy_tensor,
+            before=renaming.later,
+        ),
         fixed=_insert_copies(
             record.fixed, lambda item: renaming.owns(item[0]), lambda item: [renaming.layer(item[0]), *item[1:]]
         ),
-        sections=tuple(_insert_copies(names, lambda own: own == block, lambda _: name) for names in record.sections),
-        training=_copy_calls(record.training, renaming),
-        evaluation=_copy_calls(record.evaluation, renaming),
+        blocks=(*record.blocks[: place + 1], copy, *record.blocks[place + 1 :]),
+        training=_copy_calls(record.training, renaming, block),
+        evaluation=_copy_calls(record.evaluation, renaming, block),
         products=_insert_copies(
             record.products,
             lambda product: renaming.owns(product.layer),
@@ -65,7 +96,10 @@ def copy_block(record: NetworkRecord, block: str) -> tuple[NetworkRecord, str]:
         whole={
             reason: _insert_copies(places, renaming.owns, renaming.layer) for reason, places in record.whole.items()
         },
-    ), name
+    )
+    if copy.reads != copy.gives:
+        longer = redirect_axis(longer, name, copy.reads, copy.gives)
+    return longer, name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +110,37 @@ class _Renaming:
         block: the block.
         name: of the copy.
         sizes: names of its axes and sums in the copy.
+        added: those that only the block has.
+        later: whether the block comes after the copy.
     """
 
     block: str
     name: str
     sizes: Mapping[str, str]
+    added: frozenset[str]
+    later: bool
 
     @classmethod
-    def of(cls, record: NetworkRecord, block: str, name: str) -> "_Renaming":
-        inside, outside = set[str](), set[str]()
+    def of(cls, record: NetworkRecord, template: RecordedBlock, name: str, before: str, *, later: bool) -> "_Renaming":
+        block = template.name
+        inside, outside = set[str](), {template.reads, template.gives}
         for tensor in record.tensors:
-            (inside if f"{tensor.name}.".startswith(f"{block}.") else outside).update(_list_names(tensor.shape))
+            (inside if f"{tensor.name}.".startswith(f"{block}.") else outside).update(list_names(tensor.shape))
         for own, parts in record.sums.items():
-            (outside if own in outside or own not in inside else inside).update(_list_names(parts))
+            (outside if own in outside or own not in inside else inside).update(list_names(parts))
         known = {*(axis.name for axis in record.axes), *record.sums}
         sizes = dict[str, str]()
-        for own in sorted(inside - outside - {"*", "+"}):
+        for own in sorted(inside - outside):
             renamed = name + own.removeprefix(block) if own.startswith(f"{block}.") else own
             sizes[own] = next(new for new in chain([renamed], _number(renamed)) if new not in known | {*sizes.values()})
-        return cls(block=block, name=name, sizes=sizes)
+        added = frozenset(sizes)
+        if template.reads != template.gives:  # a layer of a chain reads what the layer before it gives
+            outputs = name + template.gives.removeprefix(block)
+            sizes |= {
+                template.reads: before,
+                template.gives: outputs if outputs not in known else next(_number(outputs)),
+            }
+        return cls(block=block, name=name, sizes=sizes, added=added, later=later)
 
     def owns(self, name: str) -> bool:
         """Whether a layer or tensor is in the block."""
@@ -114,22 +160,37 @@ class _Renaming:
         return replace(tensor, name=self.layer(tensor.name), shape=tuple(map(self.size, tensor.shape)))
 
 
-def _copy_calls(plan: RecordedPlan, renaming: _Renaming) -> RecordedPlan:
-    """The calls with those of the block once more; what reads its result reads the copy's."""
-    span = plan.blocks[renaming.block]
-    place = Place(position=span[1], value=span[3])
-    names: Changes = {"state": renaming.layer, "size": renaming.size}
-    return insert_block(plan, place, renaming.name, plan, span, names)
+def _list_axes(record: NetworkRecord, renaming: _Renaming, copy: RecordedBlock, before: str) -> Iterator[RecordedAxis]:
+    """The axes with those of a copy; the outputs of a layer of a chain are as many as its inputs."""
+    copies = _insert_copies(
+        record.axes,
+        lambda axis: axis.name in renaming.added,
+        lambda axis: replace(axis, name=renaming.size(axis.name)),
+        before=renaming.later,
+    )
+    for axis in copies:
+        yield axis
+        if axis.name == before and copy.reads != copy.gives:
+            yield replace(axis, name=copy.gives)
+
+
+def _copy_calls(plan: RecordedPlan, renaming: _Renaming, block: str) -> RecordedPlan:
+    """The calls with those of the template once more; what reads the block's result reads the copy's."""
+    _, stop, _, out = plan.blocks[block]
+    names: Changes = {"state": renaming.layer, "size": renaming.size, "whole": renaming.size}
+    place = Place(position=stop, value=out)
+    return insert_block(plan, place, renaming.name, plan, plan.blocks[renaming.block], names)
 
 
 def _insert_copies(
-    items: Sequence[_Item], owns: Callable[[_Item], bool], copy: Callable[[_Item], _Item]
+    items: Sequence[_Item], owns: Callable[[_Item], bool], copy: Callable[[_Item], _Item], *, before: bool = False
 ) -> tuple[_Item, ...]:
-    """The items, with copies of neighbours that are owned right after them."""
+    """The items, with copies of neighbours that are owned right after or before them."""
     copied: list[_Item] = []
     for owned, neighbours in groupby(items, owns):
         own = list(neighbours)
-        copied += [*own, *map(copy, own)] if owned else own
+        copies = [*map(copy, own)] if owned else []
+        copied += [*copies, *own] if before else [*own, *copies]
     return tuple(copied)
 
 
@@ -140,23 +201,16 @@ def _name_copy(record: NetworkRecord, block: str) -> str:
     layers = {tensor.name for tensor in record.tensors} | {item[0] for item in record.fixed}
     layers |= {call[4] for plan in (record.training, record.evaluation) for call in plan.calls}
     siblings = {layer.removeprefix(prefix).partition(".")[0] for layer in layers if layer.startswith(prefix)}
-    if own.isdigit():
-        return f"{prefix}{1 + max(int(name) for name in siblings if name.isdigit())}"
-    return next(name for name in _number(block) if name.removeprefix(prefix) not in siblings)
+    stem = own.rstrip(digits)
+    if stem == own:
+        return next(name for name in _number(block) if name.removeprefix(prefix) not in siblings)
+    numbers = (name.removeprefix(stem) for name in siblings if name.startswith(stem))
+    return f"{prefix}{stem}{1 + max(int(number) for number in numbers if number.isdigit())}"
 
 
 def _number(name: str) -> Iterator[str]:
     """Names like this one."""
     return (f"{name}_{number}" for number in count(2))
-
-
-def _list_names(sizes: Any) -> Iterator[str]:
-    """The axes and sums in sizes."""
-    if isinstance(sizes, str):
-        yield sizes
-    elif isinstance(sizes, (list, tuple)):
-        for size in sizes:
-            yield from _list_names(size)
 
 
 def _scale_start(tensor: RecordedTensor, whole: Mapping[str, int], resized: Mapping[str, int]) -> RecordedTensor:
@@ -165,7 +219,7 @@ def _scale_start(tensor: RecordedTensor, whole: Mapping[str, int], resized: Mapp
         raise ConfigError(
             f"tensor {tensor.name!r} keeps the values that its module gives it, so its size {shapes[0]} cannot change"
         )
-    if tensor.role != "weight":
+    if tensor.role != "weight" or tensor.start is None:
         return tensor
     before, after = (math.prod(shape[1:]) for shape in shapes)
     mean, deviation = tensor.start

@@ -59,10 +59,10 @@ def insert_block(
 
     offset = len(plan.constants) if foreign else 0
     changes: Changes = {"value": renumber, "constant": lambda own: own + offset, **names}
-    inserted = [_rewrite_call(call, changes) for call in donor.calls[start:stop]]
+    inserted = [rewrite_call(call, changes) for call in donor.calls[start:stop]]
     given = numbers[out]
     later: Changes = {"value": lambda own: given if own == place.value else own}
-    following = [_rewrite_call(call, later) for call in plan.calls[place.position :]]
+    following = [rewrite_call(call, later) for call in plan.calls[place.position :]]
     blocks = dict[str, Span]()
     for own, (begin, end, read, result) in plan.blocks.items():
         if begin >= place.position:
@@ -79,7 +79,7 @@ def insert_block(
     )
 
 
-def _rewrite_call(call: Sequence[Any], changes: Changes) -> list[Any]:
+def rewrite_call(call: Sequence[Any], changes: Changes) -> list[Any]:
     """A call with changed values."""
     name, args, kwargs, result, layer = call
     number = changes["value"]
@@ -109,10 +109,49 @@ def _list_numbers(call: Sequence[Any]) -> Iterator[int]:
     return (number for number in (result if isinstance(result, list) else [result]) if number is not None)
 
 
-def list_own_calls(plan: RecordedPlan, blocks: frozenset[str]) -> list[Any]:
+def list_ends(plan: RecordedPlan, block: str) -> tuple[list[int], list[int]]:
+    """The results of other calls that a block reads, and its results that other calls read."""
+    start, stop, *_ = plan.blocks[block]
+    made = {number for call in plan.calls[start:stop] for number in _list_numbers(call)}
+    read = [number for call in plan.calls[start:stop] for number in _list_read(call[1:3]) if number not in made]
+    later = {number for call in plan.calls[stop:] for number in _list_read(call[1:3])} | {plan.out}
+    return list(dict.fromkeys(read)), sorted(made & later)
+
+
+def list_unused(plan: RecordedPlan) -> list[list[int]]:
+    """For each call, the results that no later call reads."""
+    last: dict[int, int] = {}
+    for position, call in enumerate(plan.calls):
+        last |= dict.fromkeys((*_list_numbers(call), *_list_read(call[1:3])), position)
+    last.pop(plan.out, None)
+    unused: list[list[int]] = [[] for _ in plan.calls]
+    for number, position in last.items():
+        unused[position].append(number)
+    return unused
+
+
+def _list_read(value: Any) -> Iterator[int]:
+    """The numbers of results among encoded arguments."""
+    if isinstance(value, dict):
+        for kind, content in value.items():
+            if kind == "value":
+                yield content
+            else:
+                yield from _list_read(content)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _list_read(item)
+
+
+def list_own_calls(plan: RecordedPlan, blocks: frozenset[str], names: Changes) -> list[Any]:
     """The calls of a network with only these blocks; equal networks have equal calls.
 
     Results are numbered in their order, and constants stand for themselves.
+
+    Args:
+        plan: the calls of the network.
+        blocks: the blocks.
+        names: what becomes of sizes.
     """
     skipped = {start: (stop, read, out) for name, (start, stop, read, out) in plan.blocks.items() if name not in blocks}
     same, numbers, calls, position = dict[int, int](), {0: 0}, list[Any](), 0
@@ -120,12 +159,12 @@ def list_own_calls(plan: RecordedPlan, blocks: frozenset[str]) -> list[Any]:
     def number(own: int | None) -> int | None:
         return None if own is None else numbers.setdefault(same.get(own, own), len(numbers))
 
-    changes: Changes = {"value": number, "constant": lambda own: plan.constants[own]}
+    changes: Changes = {"value": number, "constant": lambda own: plan.constants[own], **names}
     while position < len(plan.calls):
         if position in skipped:
             position, read, out = skipped[position]
             same[out] = same.get(read, read)
             continue
-        calls.append(_rewrite_call(plan.calls[position], changes))
+        calls.append(rewrite_call(plan.calls[position], changes))
         position += 1
     return [*calls, number(plan.out)]

@@ -6,7 +6,8 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from subfleet.elastic.recording.calls import Call, LayerSpan, list_tensors
+from subfleet.elastic.recording.calls import Call, LayerSpan
+from subfleet.elastic.recording.following import list_tensors
 
 
 def keep_live_calls(
@@ -47,4 +48,5 @@ def _changes_argument(call: Call) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - PyTorch's; unlike its address, without memory too
+    return identity

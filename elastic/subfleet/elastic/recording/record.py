@@ -21,12 +21,13 @@ class RecordedAxis:
     Attributes:
         name: unique in its network.
         size: of the whole network.
-        kind: "channel", "head", "head_dim" or "class".
+        kind: see `subfleet.elastic.axes.AxisKind`.
         mixed: whether an operator combines its indices, such as a norm: then a submodel computes something else than
             the whole network with zeros in place of the removed indices.
         granularity: size of the groups of indices that are kept or dropped together.
         least: the fewest indices that a submodel keeps.
         copied: as in `subfleet.elastic.axes.Axis`.
+        evenly: likewise.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RecordedAxis:
     granularity: int
     least: int
     copied: bool
+    evenly: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class RecordedTensor:
         trained: whether training changes it.
         role: see `subfleet.elastic.network.TensorDecl`.
         positions: number of places of a sample at which it is applied.
-        start: mean and standard deviation of the values that the module begins with.
+        start: mean and standard deviation of the values that the module begins with; None if they follow from its role.
         values: these values, encoded, if training does not change them and they are few; else empty.
     """
 
@@ -59,8 +61,27 @@ class RecordedTensor:
     trained: bool
     role: str
     positions: int
-    start: tuple[float, float]
+    start: tuple[float, float] | None
     values: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedBlock:
+    """A block: a layer that a submodel can leave out, or that others are like.
+
+    Attributes:
+        name: the path of its layer.
+        section: index of its section.
+        kept: whether no submodel leaves it out.
+        reads: axis of its input's channels; empty if they are not cut.
+        gives: axis of its output's channels, likewise; the same one if leaving the block out needs nothing else.
+    """
+
+    name: str
+    section: int
+    kept: bool = False
+    reads: str = ""
+    gives: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +115,28 @@ class NetworkRecord:
     """A recorded network.
 
     Attributes:
+        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
         class_count: number of classes, labels or numbers that it predicts.
         predicts: what it predicts for: "sample", "token" or "pixel".
         axes: in the order of its tensors.
         sums: parts of its concatenations by name; a part is a list of names of axes and numbers.
         tensors: in the order of its state.
         fixed: buffers that are not in its state or no finite floating-point numbers: name, and the encoded tensor.
-        sections: names of its skippable blocks; those of one section are in one container.
+        blocks: in network order.
         training: its calls in training.
         evaluation: its calls in evaluation.
         products: of attention and the like.
         whole: dimensions that are kept whole, as tensor name and place, by reason.
     """
 
+    symbols: int
     class_count: int
     predicts: Literal["sample", "token", "pixel"]
     axes: tuple[RecordedAxis, ...]
     sums: dict[str, tuple[tuple[str | int, ...], ...]]
     tensors: tuple[RecordedTensor, ...]
     fixed: tuple[Any, ...]
-    sections: tuple[tuple[str, ...], ...]
+    blocks: tuple[RecordedBlock, ...]
     training: RecordedPlan
     evaluation: RecordedPlan
     products: tuple[RecordedProduct, ...]
@@ -127,7 +150,7 @@ def pack_record(record: NetworkRecord) -> tuple[str, ...]:
     return tuple(packed[start : start + _LINE_CHARACTERS] for start in range(0, len(packed), _LINE_CHARACTERS))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def unpack_record(lines: tuple[str, ...]) -> NetworkRecord:
     """Unpack the lines of `pack_record`.
 
@@ -141,16 +164,19 @@ def unpack_record(lines: tuple[str, ...]) -> NetworkRecord:
             raise ConfigError(f"a recorded network has more than {_MOST_BYTES} bytes")
         plain = json.loads(content)
         return NetworkRecord(
+            symbols=plain["symbols"],
             class_count=plain["class_count"],
             predicts=plain["predicts"],
             axes=tuple(RecordedAxis(**axis) for axis in plain["axes"]),
             sums={name: tuple(map(tuple, parts)) for name, parts in plain["sums"].items()},
             tensors=tuple(
-                RecordedTensor(**{**item, "shape": tuple(item["shape"]), "start": tuple(item["start"])})
+                RecordedTensor(
+                    **{**item, "shape": tuple(item["shape"]), "start": item["start"] and tuple(item["start"])}
+                )
                 for item in plain["tensors"]
             ),
             fixed=tuple(plain["fixed"]),
-            sections=tuple(map(tuple, plain["sections"])),
+            blocks=tuple(RecordedBlock(**block) for block in plain["blocks"]),
             training=_read_plan(plain["training"]),
             evaluation=_read_plan(plain["evaluation"]),
             products=tuple(

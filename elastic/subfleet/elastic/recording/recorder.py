@@ -1,32 +1,39 @@
 """Records a module of any code as plain data, from which submodels of any size are built."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.recording.blocks import find_blocks
+from subfleet.elastic.recording.blocks import list_spans
+from subfleet.elastic.recording.calls import LayerSpan
 from subfleet.elastic.recording.comparing import merge_records
 from subfleet.elastic.recording.copies import find_uncopied
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
-from subfleet.elastic.recording.dimensions import Leaf, expand_parts, measure, resolve
+from subfleet.elastic.recording.dimensions import GROUP, Dim, Leaf, expand_parts, resolve
 from subfleet.elastic.recording.encoding import MOST_CONSTANTS, CallEncoder, encode_tensor
+from subfleet.elastic.recording.expressions import BATCH
 from subfleet.elastic.recording.inputs import InputPart, Inputs
+from subfleet.elastic.recording.markers import Markers, find_markers
+from subfleet.elastic.recording.naming import NamedAxis, name_axes
+from subfleet.elastic.recording.positions import count_positions
 from subfleet.elastic.recording.record import (
     NetworkRecord,
     RecordedAxis,
+    RecordedBlock,
     RecordedPlan,
     RecordedProduct,
     RecordedTensor,
 )
 from subfleet.elastic.recording.run import ModuleRun, ModuleRuns, find_class_dim, keep_joined_whole, run_module
 from subfleet.elastic.recording.samples import draw_input, draw_samples
-from subfleet.elastic.recording.sizes import express, name_axes, name_sums
+from subfleet.elastic.recording.sizes import express, name_sums
+from subfleet.protocol.errors import ConfigError
 
 _BATCHES = (3, 5)
 """Odd sizes, so that no other dimension is likely to have them."""
@@ -51,7 +58,7 @@ def record_module(
 
     Args:
         module: maps a batch of samples to logits (batch, classes), (batch, tokens, classes) or (batch, classes, height,
-            width).
+            width). With markers that say how its first weights are drawn, it may be on PyTorch's meta device.
         input_shape: of one sample.
         symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
         inputs: what a sample holds, if the module has several inputs; then the shape and symbols follow from it.
@@ -61,60 +68,50 @@ def record_module(
         ConfigError: the module fails, calls something that cannot be recorded, or branches on its data; or a pattern of
             `cuts` fits nothing in it.
     """
-    records = []
+    records, markers = [], find_markers(module)
+    device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
     for seed, batch in enumerate(_BATCHES):
         generator = torch.Generator().manual_seed(seed)
         only = InputPart(shape=input_shape, symbols=symbols)
         samples = draw_samples(inputs, batch, generator) if inputs else draw_input(only, batch, generator)
-        records.append(_write(module, run_module(module, samples, inputs), cuts))
+        runs = run_module(module, samples.to(device), inputs, kernels=markers.kernels)
+        records.append(_write(module, runs, cuts, markers))
     first, second = records
-    return merge_records(first, second, _BATCHES)
+    return replace(merge_records(first, second, _BATCHES), symbols=symbols)
 
 
-def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
-    named = name_axes(runs)
-    cuts.keep_axes(named)
+def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts, markers: Markers) -> NetworkRecord:
+    named = name_axes(runs, markers)
+    cuts.keep_axes({axis.leaf: axis.name for axis in named})
     keep_joined_whole(runs.follower)
-    axes = {leaf: name for leaf, name in named.items() if not leaf.reason}
-    joined, sums = name_sums(runs, axes)
-    names = {**axes, **joined}
+    axes = tuple(axis for axis in named if axis.leaf.kind == GROUP or not axis.leaf.reason)
+    leaves = dict(chain.from_iterable(axis.names() for axis in axes))
+    joined, sums = name_sums(runs, leaves)
+    names = {**leaves, **joined}
     encoders = [CallEncoder(runs, run, names) for run in (runs.training, runs.evaluation)]
+    spans = [list_spans(module, run, runs.follower, markers) for run in (runs.training, runs.evaluation)]
+    both = [span.layer for span in spans[0] if any(span.layer == other.layer for other in spans[1])]
+    chosen = both if markers.sections is not None else cuts.choose_blocks(both)
+    blocks = tuple(_write_blocks([span for span in spans[0] if span.layer in chosen], runs, markers, names))
     training, evaluation = (
-        _write_plan(module, runs, run, encoder)
-        for run, encoder in zip((runs.training, runs.evaluation), encoders, strict=True)
+        _write_plan(run, encoder, [span for span in own if span.layer in chosen])
+        for run, encoder, own in zip((runs.training, runs.evaluation), encoders, spans, strict=True)
     )
-    blocks = cuts.choose_blocks(name for name in training.blocks if name in evaluation.blocks)
-    containers: dict[str, list[str]] = {}
-    for name in blocks:
-        containers.setdefault(name.rpartition(".")[0], []).append(name)
-    follower = runs.follower
-    mixed = {axes.get(leaf) for dim in follower.mixed for product in expand_parts(dim) for leaf in product}
-    uncopied = {axes.get(leaf) for leaf in find_uncopied(runs)} | mixed
     return NetworkRecord(
+        symbols=0,
         class_count=runs.training.logits.shape[find_class_dim(runs.training.logits)],
         predicts=_PLACES[runs.training.logits.dim()],
-        axes=tuple(
-            RecordedAxis(
-                name=name,
-                size=leaf.size,
-                kind=leaf.kind or "channel",
-                mixed=name in mixed,
-                granularity=cuts.choose_granularity(leaf),
-                least=cuts.choose_least(leaf),
-                copied=name not in uncopied,
-            )
-            for leaf, name in axes.items()
-        ),
+        axes=tuple(_write_axes(axes, runs, cuts)),
         sums={name: tuple(map(tuple, parts)) for name, parts in sums.items()},
-        tensors=_write_tensors(module, runs, names),
+        tensors=_write_tensors(module, runs, names, markers),
         fixed=tuple([name, *encode_tensor(runs.state[name])] for name in runs.fixed),
-        sections=tuple(map(tuple, containers.values())),
-        training=replace(training, blocks={name: training.blocks[name] for name in blocks}),
-        evaluation=replace(evaluation, blocks={name: evaluation.blocks[name] for name in blocks}),
+        blocks=blocks,
+        training=training,
+        evaluation=evaluation,
         products=tuple(
             RecordedProduct(
-                result=tuple(express(dim, names) for dim in product.result),
-                summed=tuple(express(dim, names) for dim in product.summed),
+                result=tuple(_express_all(product.result, names)),
+                summed=tuple(_express_all(product.summed, names)),
                 layer=product.layer,
             )
             for product in runs.training.products
@@ -124,20 +121,87 @@ def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts) -> NetworkRecord:
     )
 
 
-def _write_plan(module: nn.Module, runs: ModuleRuns, run: ModuleRun, encoder: CallEncoder) -> RecordedPlan:
+def _express_all(dims: Iterable[Dim], names: Mapping[Leaf, str]) -> Iterator[Any]:
+    """The sizes of a product's dimensions above 1."""
+    return (size for size in (express(dim, names) for dim in dims) if size != 1)
+
+
+def _write_axes(axes: Iterable[NamedAxis], runs: ModuleRuns, cuts: Cuts) -> Iterator[RecordedAxis]:
+    mixed, averaged = (
+        {leaf for dim in dims for product in expand_parts(dim) for leaf in product}
+        for dims in (runs.follower.mixed, runs.follower.averaged)
+    )
+    uncopied = set(find_uncopied(runs)) | mixed
+    for axis in axes:
+        yield RecordedAxis(
+            name=axis.name,
+            size=axis.size,
+            kind=axis.kind,
+            mixed=axis.leaf in mixed | averaged,
+            granularity=cuts.choose_granularity(axis),
+            least=cuts.choose_least(axis),
+            copied=axis.leaf.kind == GROUP or axis.leaf not in uncopied,
+            evenly=axis.leaf in averaged,
+        )
+
+
+def _write_blocks(
+    spans: Iterable[LayerSpan], runs: ModuleRuns, markers: Markers, names: Mapping[Leaf, str]
+) -> Iterator[RecordedBlock]:
+    """The blocks; without markers, those of one container are a section."""
+    sections = dict[str, int]()
+    if markers.sections is not None:
+        sections = {name: section for section, own in enumerate(markers.sections) for name in own}
+    containers = dict[str, int]()
+    for span in spans:
+        container = span.layer.rpartition(".")[0]
+        section = sections.get(span.layer, containers.setdefault(container, len(containers)))
+        reads, gives = (
+            [express(dim, names) for dim in runs.follower.dims_of(tensor)] for tensor in (span.inputs[0], span.out)
+        )
+        kept = span.layer in markers.kept
+        if not kept and not _passes(reads, gives):
+            raise ConfigError(
+                f"block {span.layer!r} changes the shape of its input, so a submodel cannot leave it out; name it "
+                "among the markers' kept"
+            )
+        read, given = _find_ends(reads, gives)
+        yield RecordedBlock(name=span.layer, section=section, kept=kept, reads=read, gives=given)
+
+
+def _passes(reads: Sequence[Any], gives: Sequence[Any]) -> bool:
+    """Whether the sizes of an input and an output agree, or differ in one axis that can be cut alike."""
+    differing = [pair for pair in zip(reads, gives, strict=False) if pair[0] != pair[1]]
+    cut = all(isinstance(size, str) for pair in differing for size in pair)
+    return len(reads) == len(gives) and len(differing) < 2 and cut
+
+
+def _find_ends(reads: Sequence[Any], gives: Sequence[Any]) -> tuple[str, str]:
+    """The axes of the channels of an input and an output: those that differ, or one that both run over."""
+    pairs = list(zip(reads, gives, strict=False))
+    differing = [pair for pair in pairs if pair[0] != pair[1]]
+    same = [pair for pair in pairs if isinstance(pair[0], str) and pair[0] != BATCH]
+    read, given = (*differing, *same, ("", ""))[0]
+    return read if isinstance(read, str) else "", given if isinstance(given, str) else ""
+
+
+def _write_plan(run: ModuleRun, encoder: CallEncoder, spans: Iterable[LayerSpan]) -> RecordedPlan:
     calls = encoder.encode_calls()
     blocks = {
         span.layer: (span.start, span.stop, encoder.find_value(span.inputs[0]), encoder.find_value(span.out))
-        for span in find_blocks(module, run, runs.follower)
+        for span in spans
     }
     return RecordedPlan(calls=calls, out=encoder.find_value(run.logits), blocks=blocks, constants=encoder.constants)
 
 
-def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str]) -> tuple[RecordedTensor, ...]:
-    positions = _count_positions(runs)
+def _write_tensors(
+    module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str], markers: Markers
+) -> tuple[RecordedTensor, ...]:
+    positions, multiplied = count_positions(runs), {product.weight for product in runs.training.products}
     parameters, roles = dict(module.named_parameters()), _find_roles(runs)
     # The output layer may have the weight of an embedding.
-    roles = {name: role for name, role in roles.items() if role != "embedding" or name not in positions}
+    roles = {name: role for name, role in roles.items() if role != "embedding" or name not in multiplied}
+    roles |= markers.roles
     tensors = []
     for name, tensor in runs.state.items():
         if name in runs.fixed:
@@ -149,22 +213,13 @@ def _write_tensors(module: nn.Module, runs: ModuleRuns, names: Mapping[Leaf, str
                 shape=tuple(express(dim, names) for dim in runs.follower.dims_of(tensor)),
                 parameter=name in parameters,
                 trained=trained,
-                role=roles.get(name) or _guess_role(tensor, multiplied=name in positions),
+                role=roles.get(name) or _guess_role(tensor, multiplied=name in multiplied),
                 positions=positions.get(name, 1),
-                start=_measure_start(tensor),
+                start=None if markers.drawn else _measure_start(tensor),
                 values="" if trained or tensor.numel() > MOST_CONSTANTS else encode_tensor(tensor.float())[-1],
             )
         )
     return tuple(tensors)
-
-
-def _count_positions(runs: ModuleRuns) -> dict[str, int]:
-    """The number of places of a sample at which each weight is multiplied, over all layers that share it."""
-    multiplications = Counter[str]()
-    for product in runs.training.products:
-        multiplications[product.weight] += math.prod(measure(dim) for dim in (*product.result, *product.summed))
-    counts = {name: count for name, count in multiplications.items() if name in runs.state}
-    return {name: max(1, count // runs.state[name].numel()) for name, count in counts.items()}
 
 
 _NORMS = {"torch.nn.functional.batch_norm": (3, 4), "torch.nn.functional.layer_norm": (2, 3),
@@ -203,7 +258,7 @@ def _guess_role(tensor: Tensor, *, multiplied: bool) -> str:
     """The role of a tensor that no norm or embedding reads."""
     if tensor.dim() > 1:
         return "weight" if multiplied else "embedding"
-    return "gain" if bool((tensor == 1).all()) else "bias"
+    return "gain" if not tensor.is_meta and bool((tensor == 1).all()) else "bias"
 
 
 def _list_whole(runs: ModuleRuns) -> dict[str, tuple[str, ...]]:

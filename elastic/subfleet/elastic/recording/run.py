@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode, list_tensors
+from subfleet.elastic.recording.calls import Call, CallLog, LayerSpan, LoggingMode
 from subfleet.elastic.recording.dimensions import Leaf, expand_parts, keep_whole, make_whole_dim, may_be_cut, resolve
-from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product
+from subfleet.elastic.recording.following import DimensionFollower, FollowingMode, Product, list_tensors
 from subfleet.elastic.recording.inputs import Inputs
 from subfleet.elastic.recording.live_calls import keep_live_calls
 from subfleet.elastic.recording.rules import RULES
@@ -63,7 +63,9 @@ class ModuleRuns:
     follower: DimensionFollower
 
 
-def run_module(module: nn.Module, samples: Tensor, inputs: Inputs) -> ModuleRuns:
+def run_module(
+    module: nn.Module, samples: Tensor, inputs: Inputs, *, kernels: frozenset[str] = frozenset()
+) -> ModuleRuns:
     """Run a module in training and in evaluation, and follow what it computes.
 
     It is unchanged afterwards, except that lazy layers have sizes.
@@ -72,14 +74,16 @@ def run_module(module: nn.Module, samples: Tensor, inputs: Inputs) -> ModuleRuns
         module: maps a batch of samples to logits; see `record_module`.
         samples: a batch of at least two.
         inputs: what each sample holds, if the module has several inputs.
+        kernels: weights of convolutions whose kernels may be cut.
 
     Raises:
         ConfigError: the module fails, or returns no tensor.
     """
     _initialise(module, samples, inputs)
-    follower = DimensionFollower(rules=RULES)
+    follower = DimensionFollower(rules=RULES, kernels=kernels)
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state = {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
+    ordered = {name: named[name] for name in module.state_dict() if name in named} | named
+    state = {name: tensor for name, tensor in ordered.items() if not name.endswith("num_batches_tracked")}
     saved, parameters = module.state_dict().keys(), dict(module.named_parameters())
     fixed = tuple(
         name
@@ -95,7 +99,8 @@ def run_module(module: nn.Module, samples: Tensor, inputs: Inputs) -> ModuleRuns
         if name in fixed:
             for dim in follower.dims_of(tensor):
                 keep_whole(dim, "a buffer of constants")
-    training, evaluation = (_run_once(module, samples, inputs, follower, training=mode) for mode in (True, False))
+    with _unchanged_parameters(module):
+        training, evaluation = (_run_once(module, samples, inputs, follower, training=mode) for mode in (True, False))
     for run in (training, evaluation):
         _keep_constants_whole(follower, run, [samples, *state.values()])
         _name_classes(follower, run.logits)
@@ -114,7 +119,7 @@ def run_module(module: nn.Module, samples: Tensor, inputs: Inputs) -> ModuleRuns
 
 
 def _is_finite_number(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and bool(tensor.isfinite().all())
+    return tensor.is_floating_point() and (tensor.is_meta or bool(tensor.isfinite().all()))
 
 
 def _initialise(module: nn.Module, samples: Tensor, inputs: Inputs) -> None:
@@ -139,7 +144,8 @@ def _run_once(
     module: nn.Module, samples: Tensor, inputs: Inputs, follower: DimensionFollower, *, training: bool
 ) -> ModuleRun:
     log, state = CallLog(follower=follower), [*module.parameters(), *module.buffers()]
-    before = {name: tensor.detach().clone() for name, tensor in module.state_dict(keep_vars=True).items()}
+    buffers = dict(module.named_buffers())
+    before = {name: tensor.detach().clone() for name, tensor in buffers.items()}
     with _unchanged(module, before, training=training), torch.random.fork_rng(devices=[]), torch.no_grad():
         stop_watching = log.watch(module)
         try:
@@ -153,7 +159,10 @@ def _run_once(
             ) from error
         finally:
             stop_watching()
-        changed = {name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])}
+        changed = {
+            name for name, tensor in buffers.items() if not tensor.is_meta and not torch.equal(tensor, before[name])
+        }
+        changed |= _list_measured(log.calls, buffers)
     logits = _find_logits(out)
     calls, spans = keep_live_calls(log.calls, log.spans, logits, state)
     return ModuleRun(
@@ -163,6 +172,15 @@ def _run_once(
         products=tuple(product for call in calls for product in call.products),
         changed=frozenset(changed),
     )
+
+
+def _list_measured(calls: Sequence[Call], buffers: Mapping[str, Tensor]) -> set[str]:
+    """The running statistics that norms measure."""
+    names, measured = {id(tensor): name for name, tensor in buffers.items()}, set[str]()
+    for call in calls:
+        if call.name == "torch.nn.functional.batch_norm" and call.kwargs.get("training", call.args[5:6] == (True,)):
+            measured |= {names[id(tensor)] for tensor in list_tensors(call.args[1:3]) if id(tensor) in names}
+    return measured
 
 
 def _find_logits(out: Any) -> Tensor:
@@ -218,8 +236,20 @@ def keep_joined_whole(follower: DimensionFollower) -> None:
 
 
 @contextmanager
+def _unchanged_parameters(module: nn.Module) -> Iterator[None]:
+    """Restore the parameters, which some layers normalise in place."""
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(before[name])
+
+
+@contextmanager
 def _unchanged(module: nn.Module, before: Mapping[str, Tensor], *, training: bool) -> Iterator[None]:
-    """Set the mode of all layers; restore modes, tensors and counters at the end.
+    """Set the mode of all layers; restore modes, buffers and counters at the end.
 
     Layers with frozen parameters alone are in evaluation: their statistics are frozen, too.
     """
@@ -238,7 +268,7 @@ def _unchanged(module: nn.Module, before: Mapping[str, Tensor], *, training: boo
         for norm, counter in counters.items():
             norm.num_batches_tracked = counter
         with torch.no_grad():
-            for name, tensor in module.state_dict(keep_vars=True).items():
+            for name, tensor in module.named_buffers():
                 tensor.copy_(before[name])
         for layer, mode in modes.items():
             layer.training = mode

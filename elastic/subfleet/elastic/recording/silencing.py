@@ -33,7 +33,7 @@ _ZERO_AT_ZERO = _KEPT | _RETURNED | list_forms(
     "__getitem__", "adaptive_avg_pool2d", "avg_pool2d", "clone", "div", "expand", "flatten", "gelu", "hardswish",
     "leaky_relu", "mean", "movedim", "pad", "permute", "reshape", "reshape_as", "roll", "silu", "squeeze", "tanh",
     "transpose", "unflatten", "unsqueeze", "view",
-) | {"torch.Tensor.__truediv__"}  # fmt: skip
+) | {"torch.Tensor.__truediv__", "divide_by_kept"}  # fmt: skip
 _LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(list_forms("linear", "conv1d", "conv2d", "conv3d"), (1, 2)),
@@ -87,7 +87,8 @@ def _close_call(before: Sequence[_Call], name: str, args: Sequence[Any], kwargs:
         return named if weight is not None and len(named) == len(tensors) else set()
     if name in _PRODUCTS:
         factors = [factor["state"] for factor in args if isinstance(factor, dict) and "state" in factor]
-        return set(factors[:1]) or next(filter(None, (_close(before, value) for value in _list_values(args))), set())
+        computed = next(filter(None, (_close(before, value) for value in _list_values(args))), set())
+        return computed or set(factors[:1])
     if name in SUMS:
         parts = [_close_operand(before, item) for item in args]
         return set().union(*parts) if len(parts) == 2 and all(parts) else set()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from subfleet.elastic.recording.calls import Call
-from subfleet.elastic.recording.dimensions import Leaf, may_be_cut, measure, resolve
+from subfleet.elastic.recording.dimensions import GROUP, Leaf, may_be_cut, measure, resolve
 from subfleet.protocol.errors import ConfigError
 
 
@@ -82,19 +82,42 @@ def _normalise_layer(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str
     return args, {**kwargs, "normalized_shape": shape}
 
 
-def _group(position: int, name: str) -> Sizing:
-    """The number of groups of a dimension of channels."""
+def _normalise_groups(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    """The number of groups of a norm."""
+    groups = call.args[1] if len(call.args) > 1 else call.kwargs["num_groups"]
+    channels = sizes.dims_of(call.args[0])[1]
+    size, group = sizes.express(channels), next((leaf.size for leaf in resolve(channels) if leaf.kind == GROUP), 1)
+    sized = {"size": ["//", size["size"], group]} if isinstance(size, dict) else groups
+    if len(call.args) > 1:
+        return [args[0], sized, *args[2:]], kwargs
+    return args, {**kwargs, "num_groups": sized}
 
-    def size(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
-        groups = call.args[position] if len(call.args) > position else call.kwargs.get(name, 1)
-        if groups == 1:
-            return args, kwargs
-        sized = sizes.express(_take_outer(sizes.dims_of(call.args[0])[1], groups, call))
-        if len(call.args) > position:
-            return [*args[:position], sized, *args[position + 1 :]], kwargs
-        return args, {**kwargs, name: sized}
 
-    return size
+def _convolve(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    """The number of groups, and the padding where the kernel may be cut."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    sized = dict[str, Any]()
+    if (groups := given.get("groups", 1)) != 1:
+        sized["groups"] = sizes.express(_take_outer(sizes.dims_of(given["input"])[1], groups, call))
+    side = sizes.express(sizes.dims_of(given["weight"])[2])
+    if isinstance(side, dict):
+        sized["padding"] = {"tuple": [{"size": ["//", side["size"], 2]}] * 2}
+    for name, size in sized.items():
+        if (position := names.index(name)) < len(args):
+            args[position] = size
+        else:
+            kwargs[name] = size
+    return args, kwargs
+
+
+def _divide(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    """The kept part of the channels, and all of them."""
+    cut = next((dim for dim in sizes.dims_of(call.args[0])[1:] if may_be_cut(dim)), None)
+    if cut is None:
+        return args, kwargs
+    size = sizes.express(cut)
+    return [args[0], size, {"whole": size["size"]}], kwargs
 
 
 def _take_outer(dim: Sequence[Leaf], count: int, call: Call) -> list[Leaf]:
@@ -177,8 +200,9 @@ SIZED: Mapping[str, Sizing] = _repeat_names(
         _unflatten: ("torch.Tensor.unflatten", "torch.unflatten"),
         _split: ("torch.split", "torch.Tensor.split", "torch.functional.split"),
         _normalise_layer: ("torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm"),
-        _group(1, "num_groups"): ("torch.nn.functional.group_norm",),
-        _group(6, "groups"): (
+        _divide: ("divide_by_kept",),
+        _normalise_groups: ("torch.nn.functional.group_norm",),
+        _convolve: (
             "torch.conv1d", "torch.conv2d", "torch.nn.functional.conv1d", "torch.nn.functional.conv2d",
         ),
         _narrow: ("torch.Tensor.narrow", "torch.narrow"),

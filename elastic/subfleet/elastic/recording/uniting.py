@@ -6,14 +6,15 @@ and other numbers of blocks.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
+from subfleet.elastic.recording.expressions import list_names
 from subfleet.elastic.recording.growing import resize_record
 from subfleet.elastic.recording.inserting import Changes, Place, insert_block, list_own_calls
-from subfleet.elastic.recording.record import NetworkRecord
+from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock
+from subfleet.elastic.recording.redirecting import redirect_axis
+from subfleet.elastic.recording.sorting import sort_record
 from subfleet.protocol.errors import ConfigError
-
-_Item = TypeVar("_Item")
 
 
 def unite_records(records: Sequence[NetworkRecord]) -> NetworkRecord:
@@ -22,32 +23,52 @@ def unite_records(records: Sequence[NetworkRecord]) -> NetworkRecord:
     Raises:
         ConfigError: a block has no neighbour in the other networks, or the networks compute differently.
     """
-    union = max(records, key=lambda record: len(record.training.blocks))  # the first of several
+    union = max(records, key=lambda record: len(record.blocks))  # the first of several
     for record in records:
-        for section in record.sections:
-            for name in section:
-                if name not in union.training.blocks:
-                    union = _add_block(union, record, section, name)
+        for block in record.blocks:
+            if all(own.name != block.name for own in union.blocks):
+                union = _add_block(union, record, block)
     sizes = dict[str, int]()
     for record in records:
-        for axis in record.axes:
-            sizes[axis.name] = max(axis.size, sizes.get(axis.name, 0))
+        for name, size in _list_sizes(union, record).items():
+            sizes[name] = max(size, sizes.get(name, 0))
     union = resize_record(union, sizes)
     for record in records:
         _check_calls(union, record)
-    return union
+    used = {name for tensor in union.tensors for name in list_names(tensor.shape, union.sums)}
+    if unused := [axis.name for axis in union.axes if axis.name not in used]:
+        raise ConfigError(
+            f"the networks have no union, because only one of them has the axis {unused[0]!r} for layers that all have"
+        )
+    whole = {reason for record in records for reason in record.whole}
+    places = {reason: {place for own in records for place in own.whole.get(reason, ())} for reason in sorted(whole)}
+    return sort_record(replace(union, whole={reason: tuple(sorted(own)) for reason, own in places.items()}))
 
 
-def _add_block(union: NetworkRecord, record: NetworkRecord, section: tuple[str, ...], name: str) -> NetworkRecord:
+def _list_sizes(union: NetworkRecord, record: NetworkRecord) -> dict[str, int]:
+    """The size of each axis in a network; a layer of a chain that it lacks passes its input on."""
+    sizes, own = {axis.name: axis.size for axis in record.axes}, {block.name for block in record.blocks}
+    for block in union.blocks:
+        if block.name not in own and block.reads != block.gives and block.reads in sizes:
+            sizes[block.gives] = sizes[block.reads]
+    return sizes
+
+
+def _add_block(union: NetworkRecord, record: NetworkRecord, block: RecordedBlock) -> NetworkRecord:
     """A network with a block of another one, beside a block that both have."""
+    name, known_blocks = block.name, [own.name for own in union.blocks]
+    section = [own.name for own in record.blocks if own.section == block.section]
     index = section.index(name)
-    before = next((own for own in reversed(section[:index]) if own in union.training.blocks), "")
-    after = next((own for own in section[index:] if own in union.training.blocks), "")
+    before = next((own for own in reversed(section[:index]) if own in known_blocks), "")
+    after = next((own for own in section[index:] if own in known_blocks), "")
     if not before and not after:
         raise ConfigError(
             f"a network has the block {name!r}, but another one has no block in that part, so they have no union; give "
             "each network a block there"
         )
+    (beside,) = (own for own in union.blocks if own.name == (before or after))
+    place_of_block = known_blocks.index(beside.name) + bool(before)
+    added = replace(block, section=beside.section)
     keep: Changes = {}
     plans = []
     for plan, donor in ((union.training, record.training), (union.evaluation, record.evaluation)):
@@ -56,32 +77,36 @@ def _add_block(union: NetworkRecord, record: NetworkRecord, section: tuple[str, 
         plans.append(insert_block(plan, place, name, donor, donor.blocks[name], keep))
     known, prefix = {axis.name for axis in union.axes}, f"{name}."
     own = tuple(tensor for tensor in record.tensors if tensor.name.startswith(prefix))
-    return replace(
+    longer = replace(
         union,
         axes=(*union.axes, *(axis for axis in record.axes if axis.name not in known)),
         sums={**record.sums, **union.sums},
         tensors=(*union.tensors, *own),
         fixed=(*union.fixed, *(item for item in record.fixed if item[0].startswith(prefix))),
-        sections=tuple(
-            _insert(names, name, before or after, later=bool(before)) if (before or after) in names else names
-            for names in union.sections
-        ),
+        blocks=(*union.blocks[:place_of_block], added, *union.blocks[place_of_block:]),
         training=plans[0],
         evaluation=plans[1],
         products=(*union.products, *(own for own in record.products if f"{own.layer}.".startswith(prefix))),
     )
-
-
-def _insert(items: tuple[_Item, ...], item: _Item, beside: _Item, *, later: bool) -> tuple[_Item, ...]:
-    position = items.index(beside) + later
-    return (*items[:position], item, *items[position:])
+    return redirect_axis(longer, name, block.reads, block.gives) if block.reads != block.gives else longer
 
 
 def _check_calls(union: NetworkRecord, record: NetworkRecord) -> None:
     """Check that a network is what the union computes with its blocks."""
-    blocks = frozenset(record.training.blocks)
+    kept = (block.name for block in union.blocks if block.kept)
+    blocks, passed = frozenset([*(block.name for block in record.blocks), *kept]), dict[str, str]()
+    for block in union.blocks:
+        if block.name not in blocks and block.reads != block.gives:
+            passed[block.gives] = passed.get(block.reads, block.reads)
+
+    def rename(size: Any) -> Any:
+        if isinstance(size, (list, tuple)):
+            return [rename(part) for part in size]
+        return passed.get(size, size)
+
     for mode in ("training", "evaluation"):
-        calls, own = (list_own_calls(getattr(each, mode), blocks) for each in (union, record))
+        calls = list_own_calls(getattr(union, mode), blocks, {"size": rename, "whole": rename})
+        own = list_own_calls(getattr(record, mode), blocks, {})
         if calls == own:
             continue
         odd = next((call for call, other in zip(own, calls, strict=False) if call != other), own[-1])

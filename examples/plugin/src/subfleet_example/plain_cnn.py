@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from subfleet.protocol.bounds import Length, Range, checked
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 __all__ = ["PlainCnn"]
 
@@ -16,13 +16,13 @@ Count = Annotated[int, Range(least=1)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class PlainCnn:
-    """A few convolutions of one width. Submodels keep a part of it, and can leave out each convolution but the first.
+    """Convolutions of one width. Submodels keep a part of it, and can leave out each convolution but the first.
 
     Attributes:
         input_shape: of images, (channels, height, width).
         class_count: 2 or more.
         width: channels of every convolution, 1 or more.
-        blocks: how many convolutions there are, 1 or more.
+        blocks: how many convolutions follow the first, 1 or more.
     """
 
     TAG: ClassVar[str] = "family"
@@ -35,12 +35,7 @@ class PlainCnn:
     width: Count = 16
     blocks: Count = 3
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """One section; its first block is always kept."""
-        return (self.blocks,)
-
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `subfleet.elastic.network.Family`."""
         from subfleet_example.plain_cnn_network import plain_cnn
 

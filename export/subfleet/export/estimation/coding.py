@@ -70,7 +70,8 @@ def code_axes(network: Network, batch_size: int) -> Coding:
         ExportError: there are no such primes.
     """
     config = network.config
-    fixed = (*config.input_shape, *network.other_sizes)
+    products = (size for product in network.products for size in (*product.result, *product.summed))
+    fixed = (*config.input_shape, *(size for size in products if isinstance(size, int)))
     scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
     others = {size + more for size in scales for more in range(-_BORDER, _BORDER)} | {batch_size, config.class_count}
     tensors = _list_tensors(network)

@@ -1,17 +1,20 @@
 """Activation checkpointing: a block keeps only its inputs, and is computed again in the backward pass.
 
 A block is the outermost module in an `nn.Sequential` or `nn.ModuleList` that has its own layers and is not itself such
-a container of blocks: the residual blocks of a section, the layers of a transformer.
+a container of blocks: the residual blocks of a section, the layers of a transformer. A recorded network has the blocks
+of its record.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from subfleet.elastic.recording.replaying import ReplayedModule
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
 from subfleet.export.steps.module_calls import call_with_state, set_constants
 from subfleet.protocol.errors import ExportError
@@ -27,11 +30,14 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
         ExportError: there are none.
     """
     blocks: dict[str, nn.Module] = {}
-    _collect_blocks(module, "", blocks)
+    if isinstance(module, ReplayedModule):
+        blocks = {name: module.find_layer(name) for name in module.list_blocks()}
+    else:
+        _collect_blocks(module, "", blocks)
     if not blocks:
         raise ExportError(
             "recompute finds no block in the network: no nn.Sequential or nn.ModuleList holds modules with layers of "
-            "their own; group its layers into blocks, or leave recompute out"
+            "their own, and none adds to its input; group its layers into blocks, or leave recompute out"
         )
     return blocks
 
@@ -63,18 +69,22 @@ def recompute_blocks(module: nn.Module, context: LayerContext) -> Iterator[None]
         ExportError: the module has no block.
     """
     with ExitStack() as stack:
-        for block in blocks_of(module).values():
-            block.forward = _CheckpointedForward(block, context)
-            stack.callback(block.__dict__.pop, "forward")
+        for name, block in blocks_of(module).items():
+            if isinstance(module, ReplayedModule):
+                module.replaced_blocks[name] = _CheckpointedForward(block, partial(module.compute_block, name), context)
+                stack.callback(module.replaced_blocks.pop, name)
+            else:
+                block.forward = _CheckpointedForward(block, block.forward, context)
+                stack.callback(block.__dict__.pop, "forward")
         yield
 
 
 class _CheckpointedForward:
     """The forward of a block that keeps only its inputs."""
 
-    def __init__(self, block: nn.Module, context: LayerContext) -> None:
+    def __init__(self, block: nn.Module, forward: Callable[..., Any], context: LayerContext) -> None:
         self._block = block
-        self._forward = block.forward
+        self._forward = forward
         self._context = context
         self._running = False
 
@@ -111,7 +121,7 @@ class _CheckpointedForward:
         """Return the block's outputs, and the buffers that it replaced."""
 
         def body() -> tuple[Any, dict[str, Tensor]]:
-            outputs = self._block(*args, **kwargs)
+            outputs = self._forward(*args, **kwargs)
             buffers = dict(self._block.named_buffers())
             return outputs, {name: new for name, new in buffers.items() if new is not state.get(name, new)}
 

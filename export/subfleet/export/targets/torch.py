@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.building import build_module, count_parameters, network_of
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.network import Family
@@ -39,6 +39,7 @@ from subfleet.protocol.transform import DataTransform
 TARGET = "torch"
 _MAX_BODY_BYTES = 2**20
 _TENSORS: frozenset[Role] = frozenset({"parameter", "buffer", "frozen"})
+_MAX_PARAMETERS = 2**28
 _MAX_BLOCKS = 2**12
 _MAX_SIZE = 2**24
 _MODEL = "model"
@@ -188,13 +189,17 @@ def run_smallest_step(device: str) -> None:
 
 
 def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -> None:
-    if sum(described.model.depths) > _MAX_BLOCKS:
-        raise ProtocolError(f"the network has {sum(described.model.depths)} blocks, but may have {_MAX_BLOCKS}")
-    # Declaring builds the network without its memory, where even a shape may be too large for a number.
+    blocks = sum(getattr(described.model, "depths", ()))
+    if blocks > _MAX_BLOCKS:
+        raise ProtocolError(f"the network has {blocks} blocks, but may have {_MAX_BLOCKS}")
+    # Even a shape may be too large for a number.
     largest = max(_sizes_of(described.model), default=0)
     if largest > _MAX_SIZE:
         raise ProtocolError(f"the request's network has a size of {largest}, but may have {_MAX_SIZE} at most")
     try:
+        parameters = count_parameters(described.model)
+        if parameters > _MAX_PARAMETERS:
+            raise ProtocolError(f"the network has {parameters} parameters, but may have {_MAX_PARAMETERS} at most")
         shapes = network_of(described.model).shapes(described.architecture)
     except (RuntimeError, ValueError, ArithmeticError) as error:
         raise ProtocolError(f"the request's network cannot be built: {error!s:.200}") from error

@@ -6,18 +6,34 @@ A check skips settings that a record does not have.
 from collections.abc import Iterator
 from typing import Annotated, Protocol
 
-from subfleet.elastic.families.records.blocks import OF_BLOCKS, OF_SECTIONS_OR_BLOCKS
 from subfleet.elastic.network import Family
-from subfleet.protocol.bounds import Each, Length
-from subfleet.protocol.limits import Count, Positive
+from subfleet.protocol.bounds import Length
+from subfleet.protocol.limits import Positive
 
 Counts = Annotated[tuple[Positive, ...], Length(least=1)]
 MaybeCounts = tuple[Positive, ...]
-BlockNumbers = tuple[Annotated[tuple[Count, ...], Each()], ...]
+
+
+OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
+"""Settings with one number for each section or one for each block."""
+
+OF_BLOCKS = ("layer_widths",)
+"""Settings with one number for each block, or empty."""
+
+
+def expand_to_blocks(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
+    """Expand numbers that are given for each section or each block to blocks; empty stays empty."""
+    if len(values) in {0, sum(depths)}:
+        return values
+    return tuple(value for value, depth in zip(values, depths, strict=True) for _ in range(depth))
 
 
 class _Sectioned(Family, Protocol):
     """A family of sections with a width each."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Number of blocks of each section, at least 1; the first is always kept."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -38,7 +54,6 @@ def check_settings(record: _Sectioned) -> Iterator[str]:
         yield f"widths are {widths}, but must be multiples of group_size {group_size}"
     yield from _check_counts(record)
     yield from _check_last_layers(record)
-    yield from _check_numbers(record)
 
 
 def check_image(input_shape: tuple[int, ...]) -> Iterator[str]:
@@ -53,7 +68,7 @@ def check_symbols(input_shape: tuple[int, ...]) -> Iterator[str]:
         yield f"input_shape is {input_shape}, but must be (tokens,)"
 
 
-def _check_counts(record: Family) -> Iterator[str]:
+def _check_counts(record: _Sectioned) -> Iterator[str]:
     """Check the lengths of settings for sections or blocks."""
     sections, blocks = len(record.depths), sum(record.depths)
     for names, counts in ((("kernels", "strides"), {sections}), (OF_SECTIONS_OR_BLOCKS, {sections, blocks})):
@@ -81,21 +96,3 @@ def _check_last_layers(record: _Sectioned) -> Iterator[str]:
             f"widths are {record.widths}, but must be {widths}, the widths of the sections' last layers in "
             "layer_widths; change one of the two"
         )
-
-
-def _check_numbers(record: Family) -> Iterator[str]:
-    numbers: tuple[tuple[int, ...], ...] = getattr(record, "block_numbers", ())
-    if not numbers:
-        return
-    if tuple(map(len, numbers)) != record.depths:
-        yield (
-            f"block_numbers are {numbers}, but must be empty or have one number for each block of sections with depths "
-            f"{record.depths}"
-        )
-        return
-    for section, own in enumerate(numbers):
-        if own[0]:
-            yield (
-                f"block_numbers of section {section} are {own}, but must begin with 0, because the first block of a "
-                "section is always kept"
-            )

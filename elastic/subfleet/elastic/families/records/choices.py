@@ -15,7 +15,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Count, Positive
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 IDENTITY = "identity"
 CONVOLUTION_OPERATORS = (
@@ -120,7 +120,7 @@ class ChoiceCnn:
         """See `Supernet`."""
         return replace(self, operators=tuple(kept.get(name, own) for name, own in self.of_blocks))
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.choice_cnn import choice_cnn
 
@@ -183,7 +183,7 @@ class ChoiceRnn:
         """See `Supernet`."""
         return replace(self, operators=tuple(kept.get(name, own) for name, own in self.of_blocks))
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.choice_rnn import choice_rnn
 

@@ -1,16 +1,15 @@
 """Settings of networks of inverted residual blocks: MobileNetV2, MobileNetV3 and EfficientNetV2."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
+from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import Condition, Length, checked
 from subfleet.protocol.limits import Count, Positive
-from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +33,6 @@ class MobileNetV2:
         last_widths: width of the layer between the last section and the head; empty means 4 times the last section's.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -56,9 +52,8 @@ class MobileNetV2:
     last_widths: Annotated[MaybeCounts, Length(most=1)] = ()
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.inverted import mobilenet_v2
 
@@ -88,7 +83,6 @@ class MobileNetV3:
             section's.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: as in `MobileNetV2`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -111,9 +105,8 @@ class MobileNetV3:
     ] = ()
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.inverted import mobilenet_v3
 
@@ -142,7 +135,6 @@ class EfficientNetV2:
         last_widths: as in `MobileNetV2`; empty means 5 times the last section's width.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: as in `MobileNetV2`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -163,9 +155,8 @@ class EfficientNetV2:
     last_widths: Annotated[MaybeCounts, Length(most=1)] = ()
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.inverted import efficientnet_v2
 

@@ -1,18 +1,17 @@
 """Settings of NAS-Bench-201 networks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
+from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Positive
-from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 def _check_cell(cell: str) -> Iterator[str]:
@@ -37,9 +36,6 @@ class NasBench201:
             never split between submodels, so a submodel normalises its channels exactly like the full network.
         norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
         scaler: as in `Family`.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -55,9 +51,8 @@ class NasBench201:
     group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.nas_bench import nas_bench_201
 

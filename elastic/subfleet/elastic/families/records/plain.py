@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
+from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,6 @@ class Vgg:
         norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
         kernels: side of the kernels of each section, which submodels may then cut as well; empty means 3.
         scaler: as in `Family`.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
         layer_widths: output channels of each layer, in network order, with the section's width for the last layer of a
             section; empty gives every layer the width of its section. If given, layers share no channel axis: each is
             cut and widened by itself, and a submodel can only omit a layer if its input and output are cut alike.
@@ -48,10 +45,9 @@ class Vgg:
     norm: Literal["group", "batch", "none"] = "group"
     kernels: MaybeCounts = ()
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.plain import vgg
 
@@ -73,7 +69,6 @@ class DsCnn:
         kernels: as in `Vgg`.
         stem_width: channels of the first layer; 0 means those of the first section.
         scaler: as in `Family`.
-        block_numbers: as in `Vgg`.
         layer_widths: as in `Vgg`, for blocks; inside, each block has the width of its input.
     """
 
@@ -90,10 +85,9 @@ class DsCnn:
     kernels: MaybeCounts = ()
     stem_width: Count = 0
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.plain import ds_cnn
 
@@ -116,7 +110,6 @@ class Fcn:
         norm: as in `Vgg`.
         kernels: as in `Vgg`.
         scaler: as in `Family`.
-        block_numbers: as in `Vgg`.
         layer_widths: as in `Vgg`.
     """
 
@@ -132,10 +125,9 @@ class Fcn:
     norm: Literal["group", "batch", "none"] = "group"
     kernels: MaybeCounts = ()
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.plain import fcn
 

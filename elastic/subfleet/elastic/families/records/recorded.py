@@ -1,17 +1,17 @@
 """Settings of a network that was recorded from a PyTorch module."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from subfleet.elastic.axes import add_sums
 from subfleet.elastic.families.records.checks import Counts
 from subfleet.elastic.network import Norm, Places
-from subfleet.elastic.recording.record import pack_record, unpack_record
+from subfleet.elastic.recording.record import NetworkRecord, unpack_record
 from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.limits import Count, Positive
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,6 @@ class Recorded:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "recorded"
-    learnable_steps: ClassVar[bool] = False
-    scaler: ClassVar[bool] = False
     input_shape: Counts
     class_count: Positive
     recording: Annotated[tuple[str, ...], Length(least=1)]
@@ -38,35 +36,45 @@ class Recorded:
     @property
     def PREDICTS(self) -> Places:  # noqa: N802 - a constant of other families
         """See `get_predicted_places`."""
-        return unpack_record(self.recording).predicts
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """As in `Family`; each section has one block more than a submodel can leave out."""
-        return tuple(len(names) + 1 for names in unpack_record(self.recording).sections) or (1,)
+        return self.record().predicts
 
     @property
     def norm(self) -> Norm:
         """As in `Family`."""
-        roles = {tensor.role for tensor in unpack_record(self.recording).tensors}
-        return "batch" if "mean" in roles else "layer" if "gain" in roles else "none"
+        record = self.record()
+        called = {call[0] for call in record.training.calls}
+        if any(tensor.role == "mean" for tensor in record.tensors):
+            return "batch"
+        if "torch.nn.functional.group_norm" in called:
+            return "group"
+        return "layer" if any(tensor.role == "gain" for tensor in record.tensors) else "none"
+
+    @property
+    def learnable_steps(self) -> bool:
+        """As in `Family`."""
+        return any(tensor.role == "step" for tensor in self.record().tensors)
+
+    @property
+    def scaler(self) -> bool:
+        """As in `Family`."""
+        return any(call[0] == "divide_by_kept" for call in self.record().training.calls)
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """See `subfleet.elastic.explicit.ExplicitFamily`."""
-        return tuple(tensor.name for tensor in unpack_record(self.recording).tensors if not tensor.trained)
+        """Names of the tensors that training does not change."""
+        return tuple(tensor.name for tensor in self.record().tensors if not tensor.trained)
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """See `subfleet.elastic.explicit.ExplicitFamily`."""
-        tensors = unpack_record(self.recording).tensors
+        """Names of the frozen tensors whose values must be given, because they are not in the record."""
+        tensors = self.record().tensors
         return tuple(tensor.name for tensor in tensors if not tensor.trained and not tensor.values)
 
     @property
     def hindrance(self) -> str:
-        """See `subfleet.elastic.explicit.ExplicitFamily`."""
-        record = unpack_record(self.recording)
-        if not record.training.blocks:
+        """Why the network cannot grow block by block, such as "has no residual blocks"; empty if it can."""
+        record = self.record()
+        if not record.blocks:
             return "has no residual blocks"
         if any(
             not tensor.trained and any(not isinstance(size, int) for size in tensor.shape) for tensor in record.tensors
@@ -74,28 +82,14 @@ class Recorded:
             return "keeps some of its tensors as they are, which cannot grow"
         return "reads several outputs one after another, which cannot grow by copies" if record.sums else ""
 
-    def with_sizes(self, sizes: Mapping[str, int]) -> "Recorded":
-        """See `subfleet.elastic.explicit.ExplicitFamily`."""
-        from subfleet.elastic.recording.growing import resize_record
+    def record(self) -> NetworkRecord:
+        """The record of the network."""
+        return unpack_record(self.recording)
 
-        return replace(self, recording=pack_record(resize_record(unpack_record(self.recording), sizes)))
-
-    def with_copy(self, block: str) -> tuple["Recorded", str]:
-        """See `subfleet.elastic.explicit.ExplicitFamily`."""
-        from subfleet.elastic.recording.growing import copy_block
-
-        record, name = copy_block(unpack_record(self.recording), block)
-        return replace(self, recording=pack_record(record)), name
-
-    def united_with(self, others: Sequence["Recorded"]) -> "Recorded":
-        """See `subfleet.elastic.explicit.ExplicitFamily`."""
-        from subfleet.elastic.recording.uniting import unite_records
-
-        record = unite_records([unpack_record(own.recording) for own in (self, *others)])
-        return replace(self, recording=pack_record(record))
-
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
-        from subfleet.elastic.recording.blueprint import recorded_blueprint
+        from subfleet.elastic.recording.replaying import ReplayedModule
 
-        return recorded_blueprint(unpack_record(self.recording), symbols=self.symbols)
+        record = self.record()
+        blocks = frozenset(block.name for block in record.blocks)
+        return ReplayedModule(record, add_sums(record.sums, {axis.name: axis.size for axis in record.axes}), blocks)

@@ -1,16 +1,15 @@
 """Settings of LSTMs over symbols."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import BlockNumbers, Counts, check_settings, check_symbols
+from subfleet.elastic.families.records.checks import Counts, check_settings, check_symbols
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count, Positive
-from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +25,6 @@ class Lstm:
         vocabulary: number of input symbols, at least 1.
         norm: "none".
         embedding_width: width of the embedding; 0 means that of the first section.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -43,9 +39,8 @@ class Lstm:
     vocabulary: Positive
     norm: Literal["none"] = "none"
     embedding_width: Count = 0
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.recurrent import lstm
 

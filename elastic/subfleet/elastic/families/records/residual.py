@@ -1,16 +1,15 @@
 """Settings of pre-activation residual networks, of linear layers for vectors and of convolutions for images."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
+from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count, Positive
-from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +29,6 @@ class Mlp:
         stem_width: width of the first layer; 0 means that of the first section.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -48,11 +44,10 @@ class Mlp:
     stem_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
-        from subfleet.elastic.families.preact import mlp
+        from subfleet.elastic.families.residual import mlp
 
         return mlp(self)
 
@@ -77,7 +72,6 @@ class PreactResNet:
         stem_stride: stride of the first convolution.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: as in `Mlp`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -97,10 +91,9 @@ class PreactResNet:
     stem_stride: Positive = 1
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
-        from subfleet.elastic.families.preact import preact_resnet
+        from subfleet.elastic.families.residual import preact_resnet
 
         return preact_resnet(self)

@@ -1,11 +1,10 @@
 """Settings of transformers of image patches and of symbols."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import (
-    BlockNumbers,
     Counts,
     MaybeCounts,
     check_image,
@@ -15,10 +14,9 @@ from subfleet.elastic.families.records.checks import (
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count, Positive
-from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
-    from subfleet.elastic.families.blueprint import Blueprint
+    from torch import nn
 
 
 def _check_patch(input_shape: tuple[int, ...], patch: int) -> Iterator[str]:
@@ -51,9 +49,6 @@ class Vit:
         head_width: width of each head's queries, keys and values; 0 means width / heads.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -70,9 +65,8 @@ class Vit:
     head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.transformer import vit
 
@@ -96,9 +90,6 @@ class Bert:
         head_width: width of each head's queries, keys and values; 0 means width / heads.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
-            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
-            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -115,9 +106,8 @@ class Bert:
     head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.transformer import bert
 
@@ -141,7 +131,6 @@ class BertClassifier:
         head_width: as in `Bert`.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: as in `Bert`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -158,9 +147,8 @@ class BertClassifier:
     head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.transformer import bert_classifier
 
@@ -184,7 +172,6 @@ class Decoder:
         head_width: as in `Bert`.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: as in `Bert`.
     """
 
     TAG: ClassVar[str] = "family"
@@ -201,9 +188,8 @@ class Decoder:
     head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def blueprint(self) -> "Blueprint":
+    def module(self) -> "nn.Module":
         """See `Family`."""
         from subfleet.elastic.families.transformer import decoder
 

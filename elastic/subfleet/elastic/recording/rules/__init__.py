@@ -9,9 +9,12 @@ from subfleet.elastic.recording.rules.indexing import INDEXING
 from subfleet.elastic.recording.rules.movement import MOVEMENT
 from subfleet.elastic.recording.rules.norms import NORMS
 from subfleet.elastic.recording.rules.products import PRODUCTS
+from subfleet.elastic.recording.rules.recurrent import RECURRENT
 from subfleet.elastic.recording.rules.reductions import REDUCTIONS
 
 __all__ = ["RULES"]
 
-RULES: Mapping[str, Rule] = MappingProxyType({**ELEMENTWISE, **INDEXING, **MOVEMENT, **NORMS, **PRODUCTS, **REDUCTIONS})
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {**ELEMENTWISE, **INDEXING, **MOVEMENT, **NORMS, **PRODUCTS, **RECURRENT, **REDUCTIONS}
+)
 """By name of the operator without its overload; an operator in place has the rule of its name without "_"."""

@@ -1,13 +1,15 @@
 """Norms: the dimensions of their gains, biases and statistics."""
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
-from subfleet.elastic.recording.dimensions import Leaf, make_dim, tie
+from subfleet.elastic.recording.dimensions import GROUP, Leaf, make_dim, tie
 from subfleet.elastic.recording.following import Operation, Rule
+from subfleet.protocol.errors import ConfigError
 
 
 def _tie_all(operation: Operation, tensors: Sequence[Any], dims: Sequence[Sequence[Leaf]]) -> None:
@@ -31,7 +33,7 @@ def _normalise_batch(operation: Operation) -> None:
 def _normalise_layer(operation: Operation) -> None:
     dims, count = operation.dims(0), len(operation.args[1])
     _tie_all(operation, operation.args[2:4], dims[-count:])
-    operation.follower.mixed += dims[-count:]
+    operation.follower.averaged += dims[-count:]
     operation.assign(dims)
     for tensor in operation.outputs[1:]:
         operation.assign(
@@ -41,7 +43,13 @@ def _normalise_layer(operation: Operation) -> None:
 
 def _normalise_groups(operation: Operation) -> None:
     dims, groups, channels = operation.dims(0), operation.args[6], operation.args[0].shape[1]
+    if channels == groups and math.prod(operation.args[0].shape[2:]) == 1:
+        raise ConfigError(
+            f"layer {operation.follower.layer!r} normalises {groups} groups of a single number each, which makes all "
+            "of them 0; give the network a larger input, or its norms larger groups"
+        )
     group, inside = Leaf(groups), Leaf(channels // groups, reason="a norm's group is kept together")
+    inside.kind = GROUP
     tie(dims[1], (group, inside))
     _tie_all(operation, operation.args[1:3], [dims[1]])
     operation.follower.mixed += dims[2:]
@@ -49,7 +57,7 @@ def _normalise_groups(operation: Operation) -> None:
         operation.follower.mixed.append(dims[1])
     operation.assign(dims)
     for tensor in operation.outputs[1:]:
-        operation.assign([dims[0], (group,) if groups > 1 else ()], tensor)
+        operation.assign([dims[0], make_dim(groups)], tensor)
 
 
 def _normalise_weight(operation: Operation) -> None:

@@ -24,7 +24,8 @@ def _multiply(operation: Operation) -> None:
             if tensor.shape[-back] > 1:
                 tie(own[-back], result[-back])
     operation.assign(result)
-    operation.follower.add_product(left, right, result=result, summed=[mine[-1]])
+    summed = others[-2] if operation.follower.find_weight(right) else mine[-1]
+    operation.follower.add_product(left, right, result=result, summed=[summed])
 
 
 def _apply_linear(operation: Operation) -> None:
@@ -42,8 +43,13 @@ def _convolve(operation: Operation) -> None:
     source, weight, bias = operation.args[:3]
     transposed, groups = operation.args[6], operation.args[8]
     mine, kernel = operation.dims(0), operation.dims(1)
-    for side in kernel[2:]:
-        keep_whole(side, "the side of a kernel")
+    if operation.follower.find_weight(weight) in operation.follower.kernels:
+        tie(kernel[2], kernel[3])
+        for leaf in resolve(kernel[2]):
+            leaf.kind = "kernel"
+    else:
+        for side in kernel[2:]:
+            keep_whole(side, "the side of a kernel")
     if transposed:
         channels = _tie_transposed(operation, mine[1], kernel, groups)
     elif groups == 1:
