@@ -24,7 +24,7 @@ from subfleet.protocol.submodel import Architecture
 __all__ = ["build_module", "count_parameters", "init_state", "network_of"]
 
 _MODULE_SEED = 0
-_MOST_RUN, _MOST_HELD = 10**10, 2**22
+_MOST_RUN, _MOST_HELD = 2 * 10**10, 2**24
 
 
 @lru_cache(maxsize=256)  # an export calls it several times, and each call builds two modules

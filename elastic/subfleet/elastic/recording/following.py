@@ -183,6 +183,10 @@ class FollowingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._follower = follower
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first call loads PyTorch's compiler, which takes a second and 100 MB
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `torch.utils._python_dispatch.TorchDispatchMode`."""
         kwargs = kwargs or {}
