@@ -13,6 +13,7 @@ PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in
 LONG = frozenset(
     {
         *(
+            "aggregate",
             "attack_costs",
             "chains",
             "client_memory",

@@ -127,7 +127,7 @@ def write_files(folder: Path, pair: tuple[Program, ...]) -> None:
 
 @pytest.mark.parametrize(
     "runtime",
-    mostly_long(["onnx", "executorch", "executorch without the binding", "torch"], "onnx", "executorch"),
+    mostly_long(["onnx", "executorch", "executorch without the binding", "torch"], "onnx"),
 )
 def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, _, hidden = runtime.partition(" ")
