@@ -121,7 +121,11 @@ def deepen_cell(config: Family, cell: Cell, count: int = 1) -> Family:
 def can_deepen(network: Network, cell: Cell) -> bool:
     """Whether a cell inserted after this one can start as the identity."""
     template = find_template(record_of(network.config), cell.name)
-    return template is not None and (template.kept or can_be_identity(network, template.name))
+    if template is None or not template.kept:
+        return template is not None and can_be_identity(network, template.name)
+    deeper = network_of(deepen_cell(network.config, cell))
+    (new,) = {block.name for block in deeper.blocks} - {block.name for block in network.blocks}
+    return can_be_identity(deeper, new)
 
 
 def find_changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
