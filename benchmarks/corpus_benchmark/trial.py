@@ -79,9 +79,12 @@ def record(described: CorpusNetwork) -> Recording:
 
 
 def find_smallest(network: Network) -> Architecture:
-    """The submodel with an eighth of every axis, at least 2 indices of a larger one, and no block."""
+    """The submodel with an eighth of every axis, at least 2 indices of a larger one or a group, and no block."""
     axes = [axis for _, axis in sorted(network.axes.items()) if axis.kind != "class" and axis.size > _LEAST]
-    return Architecture(axes=tuple((axis.name, Prefix(size=max(_LEAST, axis.size // _EIGHTH))) for axis in axes))
+    sizes = [
+        max(_LEAST, axis.size // _EIGHTH // axis.granularity * axis.granularity, axis.granularity) for axis in axes
+    ]
+    return Architecture(axes=tuple((axis.name, Prefix(size=own)) for axis, own in zip(axes, sizes, strict=True)))
 
 
 def _train_smallest(described: CorpusNetwork, network: Network) -> None:
@@ -109,7 +112,8 @@ def _compare_whole(described: CorpusNetwork, module: nn.Module, network: Network
     replayed.load_state_dict(state)
     inputs = draw_inputs(described, _SAMPLES, 1)
     with torch.no_grad():
-        return _difference(replayed.eval()(inputs), module.eval()(inputs))
+        expected = module.eval()(inputs)
+        return _difference(replayed.eval()(inputs), expected.permute(0, 2, 3, 1) if expected.dim() == 4 else expected)
 
 
 def _compare_submodels(described: CorpusNetwork, family: Recorded, network: Network, state: dict[str, Tensor]) -> float:
@@ -141,8 +145,9 @@ def _draw_architecture(network: Network, draw: random.Random, keep: frozenset[st
     axes = []
     for name, axis in sorted(network.axes.items()):
         if name not in keep and axis.kind != "class":
-            count = draw.randint(max(1, axis.size // 3), axis.size)
-            axes.append((name, Explicit(indices=tuple(sorted(draw.sample(range(axis.size), count))))))
+            groups, step = axis.size // axis.granularity, axis.granularity
+            kept = sorted(draw.sample(range(groups), draw.randint(max(1, groups // 3), groups)))
+            axes.append((name, Explicit(indices=tuple(group * step + own for group in kept for own in range(step)))))
     return Architecture(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks if draw.random() < 0.7))
 
 
