@@ -113,8 +113,10 @@ def list_ends(plan: RecordedPlan, block: str) -> tuple[list[int], list[int]]:
     """The results of other calls that a block reads, and its results that other calls read."""
     start, stop, *_ = plan.blocks[block]
     made = {number for call in plan.calls[start:stop] for number in _list_numbers(call)}
-    read = [number for call in plan.calls[start:stop] for number in _list_read(call[1:3]) if number not in made]
-    later = {number for call in plan.calls[stop:] for number in _list_read(call[1:3])} | {plan.out}
+    read = [
+        number for call in plan.calls[start:stop] for number in list_contents(call[1:3], "value") if number not in made
+    ]
+    later = {number for call in plan.calls[stop:] for number in list_contents(call[1:3], "value")} | {plan.out}
     return list(dict.fromkeys(read)), sorted(made & later)
 
 
@@ -122,7 +124,7 @@ def list_unused(plan: RecordedPlan) -> list[list[int]]:
     """For each call, the results that no later call reads."""
     last: dict[int, int] = {}
     for position, call in enumerate(plan.calls):
-        last |= dict.fromkeys((*_list_numbers(call), *_list_read(call[1:3])), position)
+        last |= dict.fromkeys((*_list_numbers(call), *list_contents(call[1:3], "value")), position)
     last.pop(plan.out, None)
     unused: list[list[int]] = [[] for _ in plan.calls]
     for number, position in last.items():
@@ -130,17 +132,17 @@ def list_unused(plan: RecordedPlan) -> list[list[int]]:
     return unused
 
 
-def _list_read(value: Any) -> Iterator[int]:
-    """The numbers of results among encoded arguments."""
+def list_contents(value: Any, kind: str) -> Iterator[Any]:
+    """Yield what encoded arguments hold of a kind, such as the numbers of "value" or the names of "state"."""
     if isinstance(value, dict):
-        for kind, content in value.items():
-            if kind == "value":
+        for own, content in value.items():
+            if own == kind:
                 yield content
             else:
-                yield from _list_read(content)
+                yield from list_contents(content, kind)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _list_read(item)
+            yield from list_contents(item, kind)
 
 
 def list_own_calls(plan: RecordedPlan, blocks: frozenset[str], names: Changes) -> list[Any]:

@@ -1,10 +1,9 @@
 """Lets all later layers of a chain read the outputs of a block that was inserted before them."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from subfleet.elastic.recording.inserting import Changes, rewrite_call
+from subfleet.elastic.recording.inserting import Changes, list_contents, rewrite_call
 from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan
 
 
@@ -27,7 +26,7 @@ def redirect_axis(record: NetworkRecord, block: str, source: str, target: str) -
         name
         for plan in (record.training, record.evaluation)
         for call in plan.calls[plan.blocks[block][1] :]
-        for name in list_states(call[1:3])
+        for name in list_contents(call[1:3], "state")
     }
     place = [own.name for own in record.blocks].index(block) + 1
     return replace(
@@ -48,16 +47,3 @@ def redirect_axis(record: NetworkRecord, block: str, source: str, target: str) -
 def _redirect_calls(plan: RecordedPlan, block: str, changes: Changes) -> RecordedPlan:
     stop, changes = plan.blocks[block][1], {"value": lambda number: number, **changes}
     return replace(plan, calls=[*plan.calls[:stop], *(rewrite_call(call, changes) for call in plan.calls[stop:])])
-
-
-def list_states(value: Any) -> Iterator[str]:
-    """Yield the names of the tensors of the module among encoded arguments."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key == "state":
-                yield item
-            else:
-                yield from list_states(item)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from list_states(item)

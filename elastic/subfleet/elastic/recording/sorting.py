@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 from subfleet.elastic.recording.expressions import list_names
-from subfleet.elastic.recording.inserting import Changes, rewrite_call
+from subfleet.elastic.recording.inserting import Changes, list_contents, rewrite_call
 from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan
-from subfleet.elastic.recording.redirecting import list_states
 
 
 def sort_record(record: NetworkRecord) -> NetworkRecord:
     """The same network: tensors in the order of their use, axes in that of tensors, results in that of calls."""
     calls = (*record.training.calls, *record.evaluation.calls)
-    used = list(dict.fromkeys(name for call in calls for name in list_states(call[1:3])))
+    used = list(dict.fromkeys(name for call in calls for name in list_contents(call[1:3], "state")))
     tensors = sorted(record.tensors, key=lambda tensor: used.index(tensor.name))
     axes = list(dict.fromkeys(name for tensor in tensors for name in list_names(tensor.shape, record.sums)))
     layers = list(dict.fromkeys(call[4] for call in calls))
