@@ -186,6 +186,14 @@ def test_a_kept_block_is_a_cell_that_no_submodel_leaves_out() -> None:
     assert network.tensors["layers.0.conv.weight"].part is None
 
 
+@pytest.mark.parametrize(("side", "padding"), [(3, 0), (4, 2)])
+def test_a_kernel_that_has_no_centre_or_other_padding_cannot_be_cut(side: int, padding: int) -> None:
+    module = Chain(Markers(axes={("stem.weight", 2): ("side",)}, kernels=frozenset({"stem.weight"})))
+    module.stem = nn.Conv2d(2, 8, side, padding=padding)
+    with pytest.raises(ConfigError, match=f"kernel of layer 'stem' may be cut, but its side is {side}"):
+        record(module)
+
+
 def test_a_role_gives_a_tensor_its_first_values() -> None:
     roles = {"layers.1.conv.weight": "residual", "gate.factor": "step"}
     network = record_chain(sections=(BLOCKS,), roles=roles, drawn=True)

@@ -50,7 +50,7 @@ class Tokens(nn.Module):
 def test_each_input_gets_its_part_of_a_sample() -> None:
     module, generator = Several(), torch.Generator().manual_seed(0)
     family = record_network(module, (), inputs=INPUTS)
-    assert (family.input_shape, family.symbols) == ((6 + 6 + 6 + 20,), 0)
+    assert (family.input_shape, family.record().symbols) == ((6 + 6 + 6 + 20,), 0)
     network = network_of(family)
     assert network.axes["tokens"].size == 8
     tokens, kinds = (torch.randint(count, (4, 6), generator=generator) for count in (30, 2))
@@ -66,7 +66,7 @@ def test_each_input_gets_its_part_of_a_sample() -> None:
 def test_samples_of_tokens_alone_are_tokens() -> None:
     module = Tokens()
     family = record_network(module, (), inputs={name: INPUTS[name] for name in ("tokens", "kinds")})
-    assert (family.input_shape, family.symbols) == ((12,), 30)
+    assert (family.input_shape, family.record().symbols) == ((12,), 30)
     network = network_of(family)
     whole = build_module(network, network.full_architecture())
     whole.load_state_dict(module.state_dict())

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.families.layers import ChannelsLast
 from subfleet.export.steps import SampleSpec, Step
 from subfleet.export.steps.objectives import OBJECTIVES
 from subfleet.protocol.errors import ExportError
@@ -58,17 +57,25 @@ def test_cross_entropy(smoothing: float, class_mask: bool) -> None:
     assert results["correct"] == (logits.argmax(1) == inputs["label"])[1:-1].sum()
 
 
-def pixel_classifier() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 3, 1), ChannelsLast())
+class PixelClassifier(nn.Module):
+    """A linear map of each pixel; the classes come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Conv2d(2, 3, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.map(images).permute(0, 2, 3, 1)
+        return logits
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_classes_of_pixels(smoothing: float) -> None:
     objective = ObjectiveSettings(name="dense_cross_entropy", label_smoothing=smoothing)
-    step = step_of_module(pixel_classifier(), (2, 3, 2), batch_size=4, objective=objective)
+    step = step_of_module(PixelClassifier(), (2, 3, 2), batch_size=4, objective=objective)
     inputs = example(step)
     assert (inputs["label"] < 0).any(), "some pixels are of no class"
-    module = load_values(pixel_classifier(), inputs)
+    module = load_values(PixelClassifier(), inputs)
     logits, labels = module(inputs["input"])[:-1].flatten(0, 2), inputs["label"][:-1].flatten()
     loss = functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing)
     results = expect(step, inputs, module, loss)
@@ -127,7 +134,7 @@ def test_objectives_of_numbers(name: Any, function: Any) -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_squares_of_counted_losses_are_summed_on_request(name: Any) -> None:
     """Squares of the losses per label, each by PyTorch; the step is otherwise the same."""
-    make, shape = {"next_token": (language_model, ()), "dense_cross_entropy": (pixel_classifier, (2, 3, 2))}.get(
+    make, shape = {"next_token": (language_model, ()), "dense_cross_entropy": (PixelClassifier, (2, 3, 2))}.get(
         name, (classifier, (4,))
     )
     options: dict[str, Any] = {"sample": TOKENS} if name == "next_token" else {}

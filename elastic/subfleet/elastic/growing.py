@@ -1,7 +1,7 @@
 """Networks that grow block by block: wider cells, deeper cells, and other sizes of axes.
 
-FedTrans (Zhu et al. 2024, section 4.1) transforms a model cell by cell. Here a cell is a block, including those that no
-submodel leaves out. A cell becomes wider along its inner axes, so that no other shape changes. Layers of a plain chain
+FedTrans (Zhu et al. 2024, section 4.1) transforms a model cell by cell. Here every block is a cell, even if all
+submodels keep it. A cell becomes wider along its inner axes, so that no other shape changes. Layers of a plain chain
 have none, so their outputs become wider, and with them all layers that share this axis.
 
 A network that has grown is a recorded network, whatever family it started from; the tensors, axes and blocks that it
@@ -27,12 +27,7 @@ from subfleet.protocol.submodel import Architecture
 
 def describe_recorded(config: Family, record: NetworkRecord) -> Recorded:
     """The settings of a recorded network with the inputs of another one."""
-    return Recorded(
-        input_shape=config.input_shape,
-        class_count=record.class_count,
-        recording=pack_record(record),
-        symbols=record.symbols,
-    )
+    return Recorded(input_shape=config.input_shape, class_count=record.class_count, recording=pack_record(record))
 
 
 def resize(network: Network, sizes: Mapping[str, int]) -> Family:

@@ -157,7 +157,7 @@ class Network:
         axes: axes by name.
         sums: dimensions that run over several outputs one after another.
         blocks: skippable blocks, in network order.
-        cells: all blocks, also those that no submodel leaves out.
+        cells: all blocks, including the blocks that every submodel keeps.
         choices: operator choices by name, in network order.
         tensors: tensors by name, in network order.
         products: products of computed values, for cost estimates.

@@ -33,7 +33,7 @@ def unite_families(families: Sequence[Family]) -> Family:
     kinds = sorted({family.TYPE for family in families})
     if len(kinds) > 1 and "recorded" not in kinds:
         raise ConfigError(f"networks of the families {', '.join(kinds)} have no union; use networks of one family")
-    alike = _give_layers_widths(families)
+    alike = _set_layer_widths(families)
     record = unite_records([record_of(family) for family in alike])
     whole = {axis.name: axis.size for axis in record.axes}
     same = (
@@ -54,7 +54,7 @@ def _has_layer_widths(family: Any) -> bool:
     return bool(getattr(family, "layer_widths", ()))
 
 
-def _give_layers_widths(families: Sequence[Any]) -> list[Any]:
+def _set_layer_widths(families: Sequence[Any]) -> list[Any]:
     """The networks, with a width for each layer if any of them has that."""
     if not any(map(_has_layer_widths, families)):
         return list(families)

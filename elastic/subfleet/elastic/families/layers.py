@@ -146,14 +146,6 @@ class SpatialMean(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-class ChannelsLast(nn.Module):
-    """Moves channels after height and width, so that a linear layer applies to each pixel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to (batch, height, width, channels)."""
-        return x.permute(0, 2, 3, 1)
-
-
 class PreactBlock(nn.Module):
     """A pre-activation residual block of the given layers (He et al. 2016, "Identity mappings", figure 4e).
 

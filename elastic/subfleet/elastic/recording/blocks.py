@@ -28,7 +28,7 @@ _PASSING = frozenset(
 def list_spans(
     module: nn.Module, run: ModuleRun, follower: DimensionFollower, markers: Markers
 ) -> tuple[LayerSpan, ...]:
-    """The calls of each block in order: those that the markers name, or else the residual blocks.
+    """The calls of each block, in order. The markers name the blocks; without markers, residual blocks are found.
 
     Raises:
         ConfigError: a block that the markers name is no layer, runs several times, or has several inputs.

@@ -110,7 +110,7 @@ class _Renaming:
         block: the block.
         name: of the copy.
         sizes: names of its axes and sums in the copy.
-        added: those that only the block has.
+        added: axes and sums that nothing outside the block has.
         later: whether the block comes after the copy.
     """
 

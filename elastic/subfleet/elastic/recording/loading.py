@@ -56,9 +56,7 @@ def record_network(
     if inputs:
         input_shape, symbols = (count_numbers(inputs),), count_symbols(inputs)
     record = record_module(module, input_shape, symbols=symbols, inputs=inputs, cuts=cuts)
-    return Recorded(
-        input_shape=input_shape, class_count=record.class_count, recording=pack_record(record), symbols=symbols
-    )
+    return Recorded(input_shape=input_shape, class_count=record.class_count, recording=pack_record(record))
 
 
 def _make(name: str, arguments: Mapping[str, Any]) -> nn.Module:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
@@ -75,12 +74,12 @@ def record_module(
         only = InputPart(shape=input_shape, symbols=symbols)
         samples = draw_samples(inputs, batch, generator) if inputs else draw_input(only, batch, generator)
         runs = run_module(module, samples.to(device), inputs, kernels=markers.kernels)
-        records.append(_write(module, runs, cuts, markers))
+        records.append(_write(module, runs, cuts, markers, symbols))
     first, second = records
-    return replace(merge_records(first, second, _BATCHES), symbols=symbols)
+    return merge_records(first, second, _BATCHES)
 
 
-def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts, markers: Markers) -> NetworkRecord:
+def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts, markers: Markers, symbols: int) -> NetworkRecord:
     named = name_axes(runs, markers)
     cuts.keep_axes({axis.leaf: axis.name for axis in named})
     keep_joined_whole(runs.follower)
@@ -98,7 +97,7 @@ def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts, markers: Markers) ->
         for run, encoder, own in zip((runs.training, runs.evaluation), encoders, spans, strict=True)
     )
     return NetworkRecord(
-        symbols=0,
+        symbols=symbols,
         class_count=runs.training.logits.shape[find_class_dim(runs.training.logits)],
         predicts=_PLACES[runs.training.logits.dim()],
         axes=tuple(_write_axes(axes, runs, cuts)),
@@ -177,7 +176,7 @@ def _passes(reads: Sequence[Any], gives: Sequence[Any]) -> bool:
 
 
 def _find_ends(reads: Sequence[Any], gives: Sequence[Any]) -> tuple[str, str]:
-    """The axes of the channels of an input and an output: those that differ, or one that both run over."""
+    """The axes of the channels of an input and an output: the two that differ, or one axis that both have."""
     pairs = list(zip(reads, gives, strict=False))
     differing = [pair for pair in pairs if pair[0] != pair[1]]
     same = [pair for pair in pairs if isinstance(pair[0], str) and pair[0] != BATCH]

@@ -102,6 +102,12 @@ def _convolve(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any])
         sized["groups"] = sizes.express(_take_outer(sizes.dims_of(given["input"])[1], groups, call))
     side = sizes.express(sizes.dims_of(given["weight"])[2])
     if isinstance(side, dict):
+        kernel, padding = given["weight"].shape[2], given.get("padding", 0)
+        if kernel % 2 == 0 or padding not in (kernel // 2, (kernel // 2,) * 2):
+            raise ConfigError(
+                f"the markers say that the kernel of layer {call.layer!r} may be cut, but its side is {kernel} and its "
+                f"padding {padding}; it needs an odd side and half of that as padding"
+            )
         sized["padding"] = {"tuple": [{"size": ["//", side["size"], 2]}] * 2}
     for name, size in sized.items():
         if (position := names.index(name)) < len(args):

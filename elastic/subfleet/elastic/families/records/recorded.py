@@ -8,7 +8,7 @@ from subfleet.elastic.families.records.checks import Counts
 from subfleet.elastic.network import Norm, Places
 from subfleet.elastic.recording.record import NetworkRecord, unpack_record
 from subfleet.protocol.bounds import Length, checked
-from subfleet.protocol.limits import Count, Positive
+from subfleet.protocol.limits import Positive
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +23,6 @@ class Recorded:
         input_shape: shape of one sample.
         class_count: as in `Family`.
         recording: the record in lines of text, see `subfleet.elastic.recording.record.pack_record`.
-        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
     """
 
     TAG: ClassVar[str] = "family"
@@ -31,7 +30,6 @@ class Recorded:
     input_shape: Counts
     class_count: Positive
     recording: Annotated[tuple[str, ...], Length(least=1)]
-    symbols: Count = 0
 
     @property
     def PREDICTS(self) -> Places:  # noqa: N802 - a constant of other families
