@@ -45,6 +45,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Collect once: pytest does it ten times more, which takes seconds with all that tests have imported."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def cache() -> "CacheFolder":
     """The folder of the programs that all tests share; see `shared_programs`."""

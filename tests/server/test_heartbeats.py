@@ -35,8 +35,10 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
         }
     assert dict(persistent) == known
     assert len(persistent) == len(known)
+    assert (persistent == PersistentMap(first)) == (known == first)
     remaining = {key: value for key, value in known.items() if key not in removed}
     assert persistent.without(removed) == remaining
+    assert persistent.without(removed) == PersistentMap(remaining)
     assert len(persistent.without(removed)) == len(remaining)
     assert set(persistent.find_changed(persistent.without(removed))) == set(known) - set(remaining)
     assert list(persistent.items()) == [(key, persistent[key]) for key in persistent]

@@ -3,6 +3,7 @@
 It ends as soon as its input does, so it never outlives the process that started it.
 """
 
+import gc
 import hashlib
 import os
 import queue
@@ -116,6 +117,18 @@ def warm_up(is_idle: Callable[[], bool]) -> None:
             )
 
 
+@pause_garbage_collection()
+def _load_tools(is_idle: Callable[[], bool]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        warm_up(is_idle)
+    except SubfleetError:
+        sys.stderr.write("warming up failed; the first request will report the reason\n")
+    gc.freeze()  # the tools' million objects stay
+
+
 def _read_jobs(lines: TextIO, answers: BinaryIO, jobs: "queue.SimpleQueue[str]") -> None:
     for line in lines:
         answers.write(TAKEN_LINE)
@@ -130,13 +143,7 @@ def main() -> None:
     os.dup2(2, 1)  # output of the tools goes to the log, not between the answers
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_jobs, args=(sys.stdin, answers, jobs), daemon=True).start()
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        warm_up(jobs.empty)
-    except SubfleetError:
-        sys.stderr.write("warming up failed; the first request will report the reason\n")
+    _load_tools(jobs.empty)
     while True:
         answer = _handle(jobs.get())
         answers.write(canonical_json(answer) + b"\n")

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 _BITS = 6
 _WIDTH = 1 << _BITS
+_NO_LEAVES = ((),) * _WIDTH
 
 Leaf = tuple[tuple[str, V], ...]
 Branch = tuple[Leaf[V], ...]
@@ -29,7 +30,8 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         items: the initial entries.
 
     Attributes:
-        root: branches of leaves, which other maps may share.
+        root: branches of leaves, which other maps may share; a branch without entries has no leaves. Equal maps have
+            equal roots.
     """
 
     __slots__ = ("_count", "root")
@@ -38,18 +40,16 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         leaves: defaultdict[tuple[int, int], list[tuple[str, V]]] = defaultdict(list)
         for key, value in (items or {}).items():
             leaves[_locate(key)].append((key, value))
-        used, empty = {high for high, _ in leaves}, ((),) * _WIDTH
+        used = {high for high, _ in leaves}
         self.root: tuple[Branch[V], ...] = tuple(
-            tuple(tuple(sorted(leaves[high, low], key=itemgetter(0))) for low in range(_WIDTH))
-            if high in used
-            else empty
+            tuple(tuple(sorted(leaves[high, low], key=itemgetter(0))) for low in range(_WIDTH)) if high in used else ()
             for high in range(_WIDTH)
         )
         self._count = len(items or {})
 
     def __getitem__(self, key: str) -> V:
         high, low = _locate(key)
-        for name, value in self.root[high][low]:
+        for name, value in (self.root[high] or _NO_LEAVES)[low]:
             if name == key:
                 return value
         raise KeyError(key)
@@ -63,6 +63,11 @@ class PersistentMap(Mapping[str, V], Generic[V]):
     def items(self) -> ItemsView[str, V]:
         """The entries, read leaf by leaf without look-ups."""
         return _Items(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self.root == other.root if isinstance(other, PersistentMap) else super().__eq__(other)
+
+    __hash__ = Mapping.__hash__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
@@ -85,7 +90,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         """The keys with values that are not identical in another map; shared parts are not visited."""
         for branch, old_branch in zip(self.root, before.root, strict=True):
             if branch is not old_branch:
-                for leaf, old_leaf in zip(branch, old_branch, strict=True):
+                for leaf, old_leaf in zip(branch or _NO_LEAVES, old_branch or _NO_LEAVES, strict=True):
                     if leaf is not old_leaf:
                         known = dict(old_leaf)
                         yield from (key for key, value in leaf if key not in known or known[key] is not value)
@@ -93,14 +98,15 @@ class PersistentMap(Mapping[str, V], Generic[V]):
     def _with_entry(self, key: str, entry: Leaf[V]) -> "PersistentMap[V]":
         """A copy with this entry of a key, or without one."""
         high, low = _locate(key)
-        branch = self.root[high]
+        branch: Branch[V] = self.root[high] or _NO_LEAVES
         other_entries = tuple(known for known in branch[low] if known[0] != key)
         count = self._count + len(other_entries) + len(entry) - len(branch[low])
         if not entry and count == self._count:
             return self
         leaf = tuple(sorted((*other_entries, *entry), key=itemgetter(0)))
+        branch = (*branch[:low], leaf, *branch[low + 1 :])
         after: PersistentMap[V] = PersistentMap.__new__(PersistentMap)
-        after.root = (*self.root[:high], (*branch[:low], leaf, *branch[low + 1 :]), *self.root[high + 1 :])
+        after.root = (*self.root[:high], branch if any(branch) else (), *self.root[high + 1 :])
         after._count = count
         return after
 

@@ -322,5 +322,4 @@ def freeze_loaded_objects() -> None:
     PyTorch alone has hundreds of thousands of objects, and each full collection would stop the loop for a tenth of a
     second.
     """
-    gc.collect()
     gc.freeze()
