@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from subfleet.export.layers import LAYERS
 from subfleet.export.layers.functions import FUNCTIONS
+from subfleet.export.layers.losses import LOSSES
 from subfleet.export.layers.random_layers import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
 from subfleet.export.steps.reference.replayed_randomness import RANDOM_LAYERS
@@ -89,7 +90,7 @@ def test_layers_drop_by_the_random_inputs_of_the_step() -> None:
 def test_every_random_replacement_has_a_reference() -> None:
     """A replacement that takes random numbers without an entry here would be compared with PyTorch's own ones."""
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
-    deterministic = {functional.rms_norm, *FUNCTIONS, *RANDOMNESS.keys() - DRAWS.keys()}
+    deterministic = {functional.rms_norm, *FUNCTIONS, *LOSSES, *RANDOMNESS.keys() - DRAWS.keys()}
     assert drawing - deterministic <= {*RANDOM_LAYERS, *DRAWS}
 
 

@@ -65,6 +65,10 @@ class Net(nn.Module):
         return logits
 
 
+def compare_classes(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return 10 * (outputs.softmax(1) - nn.functional.one_hot(labels, 10)).square().mean(1)
+
+
 def test_a_module_is_trained_from_its_own_weights_and_takes_the_trained_ones(
     cache: CacheFolder, tmp_path: Path
 ) -> None:
@@ -74,7 +78,13 @@ def test_a_module_is_trained_from_its_own_weights_and_takes_the_trained_ones(
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     still = load("fedavg", "rounds=1", "host.type=batch", "training.learning_rate=0.0", "deploy_targets=[]")
     trained = load("fedavg", "rounds=3", "host.type=batch", "training.epochs=2", "deploy_targets=[]")
-    results = [run(described, model=network, runs=tmp_path / "runs", cache=cache) for described in (still, trained)]
+    results = [
+        run(described, model=network, loss=compare_classes, runs=tmp_path / "runs", cache=cache)
+        for described in (still, trained)
+    ]
+    first = results[0].rounds[0].clients[0]
+    assert first.loss is not None
+    assert first.loss < 1.5, "10 squared errors of about 0.1, and no cross-entropy of a guess, which is 2.3"
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     weights = [dict(unpack_state(load_file(result.model)).shared) for result in results]
     assert all(torch.equal(weights[0][name], before[name]) for name in ("wide.weight", "narrow.weight", "head.bias"))
@@ -90,6 +100,11 @@ def test_a_module_that_does_not_fit_is_refused_before_anything_is_written(tmp_pa
     with pytest.raises(ConfigError, match="fails in layer '0' for inputs of shape"):
         run(load("fedavg", "host.type=batch"), model=nn.Sequential(nn.Linear(7, 10)), runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_needs_its_module(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a loss is given without a model; give both"):
+        run(load("fedavg", "host.type=batch"), loss=nn.L1Loss(reduction="none"), runs=tmp_path / "runs")
 
 
 def test_a_wrong_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:

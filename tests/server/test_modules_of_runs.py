@@ -12,9 +12,10 @@ from server.first_models import load_first_model
 from torch import nn
 
 from subfleet.aggregation.views import View, imitate_client
-from subfleet.elastic.building import init_state, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.recording.replaying import ReplayedModule
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture, Prefix
@@ -32,6 +33,11 @@ from torch import nn
 
 def build(width=8):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def focal(outputs, labels):
+    losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
+    return (1 - (-losses).exp()) ** 2 * losses
 
 
 def build_with_norm():
@@ -115,6 +121,36 @@ def test_what_is_stored_needs_no_code(folder: Path) -> None:
     again = from_plain(Run, parse_json(canonical_json(run), max_bytes=2**20))
     assert again == run
     assert network_of(again.model).parameter_count(Architecture()) == 64 * 8 + 8 + 8 * 10 + 10
+
+
+def test_a_loss_belongs_to_what_is_stored(folder: Path) -> None:
+    path = write(folder, _NAMED + 'input_shape = [1, 8, 8]\nloss = "code_of_a_test:focal"')
+    run = read_run(path)
+    (folder / "code_of_a_test.py").unlink()
+    sys.modules.pop("code_of_a_test")
+    again = from_plain(Run, parse_json(canonical_json(run), max_bytes=2**20))
+    network = network_of(again.model)
+    module = build_module(network, network.full_architecture())
+    assert isinstance(module, ReplayedModule)
+    assert module.own_loss is not None
+    outputs, labels = torch.eye(10)[:1], torch.tensor([0])
+    likelihood = outputs.softmax(1)[0, 0]
+    assert module.own_loss(outputs, labels).item() == pytest.approx(float(-((1 - likelihood) ** 2) * likelihood.log()))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.objective.name='mean_squared_error'", "model.loss takes class indices as labels, but those of"),
+        ("training.objective.label_smoothing=0.1", "label_smoothing is set, but model.loss computes the whole loss"),
+        ("model.loss='code_of_a_test:focus'", "has no 'focus'; name one of its functions or classes"),
+        ("model.loss='torch.nn.functional:cross_entropy'", "must return the loss of each label; use reduction='none'"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused(folder: Path, override: str, message: str) -> None:
+    path = write(folder, _NAMED + 'input_shape = [1, 8, 8]\nloss = "code_of_a_test:focal"')
+    with pytest.raises(ConfigError, match=message):
+        read_run(path, [override])
 
 
 @pytest.mark.parametrize(

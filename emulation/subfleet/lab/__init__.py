@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Tensor, nn
 
+    from subfleet.elastic.recording.losses import LossFunction
+
 __all__ = ["ClientRound", "Result", "Run", "load", "load_all", "merge_adapters", "run"]
 
 FIRST_WEIGHTS = "first_weights.safetensors"
@@ -108,10 +110,11 @@ def load_all(name_or_path: str | Path, *overrides: str, seeds: tuple[int, ...] =
     return read_runs(name_or_path, overrides, seeds)
 
 
-def run(
+def run(  # noqa: PLR0913 - independent settings
     described: Run,
     *,
     model: "nn.Module | None" = None,
+    loss: "LossFunction | None" = None,
     runs: Path | str = "runs",
     name: str | None = None,
     observer: RunObserver | None = None,
@@ -124,6 +127,8 @@ def run(
             that run must be finished.
         model: a PyTorch module that takes the place of the run's model, and stays unchanged; the run begins with its
             weights. Its inputs have the shape of `described.model.input_shape`.
+        loss: of the module: a function of outputs and labels that returns the loss of each label; None takes that of
+            the run's objective.
         runs: folder in which the folder of the run is created.
         name: of the run's folder; None takes the run's name with the first free number.
         observer: of the run, in addition to those that the run names.
@@ -135,10 +140,12 @@ def run(
     described.emulated_devices()
     folder = choose_folder(Path(runs), described.name, name)
     weights = None
+    if loss is not None and model is None:
+        raise ConfigError("a loss is given without a model; give both, or name the loss in the file as model.loss")
     if model is None:
         described = resolve_model(described, Path(runs))
     else:
-        described, weights = _take_module(described, model, folder / FIRST_WEIGHTS)
+        described, weights = _take_module(described, model, loss, folder / FIRST_WEIGHTS)
     with (
         open_run_folder(folder, described, observer or Unobserved()) as (folder, observers),
         open_host(described.host.type, cache or open_default_cache()) as host,
@@ -171,15 +178,15 @@ def merge_adapters(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     return merge_adapters(weights)
 
 
-def _take_module(described: Run, model: "nn.Module", path: Path) -> tuple[Run, bytes]:
+def _take_module(described: Run, model: "nn.Module", loss: "LossFunction | None", path: Path) -> tuple[Run, bytes]:
     """The run with a recorded module, and the module's weights as the content of a file with this path."""
     from safetensors.torch import save
 
     from subfleet.elastic.building import network_of
     from subfleet.elastic.recording.loading import record_network
 
-    symbols = getattr(described.model, "vocabulary", getattr(described.model, "symbols", 0))
-    family = record_network(model, described.model.input_shape, symbols=symbols)
+    symbols = network_of(described.model).symbols
+    family = record_network(model, described.model.input_shape, symbols=symbols, loss=loss)
     state = model.state_dict()
     content = save({name: state[name].clone() for name in network_of(family).tensors})
     weights = FirstWeights(file=str(path.resolve()), sha256=hashlib.sha256(content).hexdigest())

@@ -52,6 +52,8 @@ class ModuleSettings:
         min_width: the fewest channels that a submodel keeps of an axis.
         freeze: patterns of layers or parameters that training leaves as they are.
         lora: adapters, which are trained in place of everything else; None trains the module itself.
+        loss: a function of outputs and labels that returns the loss of each label, such as "my_net:focal_loss"; empty
+            takes that of the objective.
     """
 
     module: str
@@ -64,6 +66,7 @@ class ModuleSettings:
     min_width: int = 1
     freeze: tuple[str, ...] = ()
     lora: LoraSettings | None = None
+    loss: str = ""
 
 
 def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: keys are unknown, missing or wrong, or the module cannot be imported or recorded.
     """
     from subfleet.elastic.recording.cuts import Cuts
-    from subfleet.elastic.recording.loading import make_module, record_network
+    from subfleet.elastic.recording.loading import make_loss, make_module, record_network
 
     chosen = read_plain(ModuleSettings, {key: value for key, value in table.items() if key != "arguments"})
     arguments = table.get("arguments", {})
@@ -87,7 +90,10 @@ def record_settings(table: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"symbols is {chosen.symbols}, but each of several inputs has its own; set them in inputs")
     cuts = Cuts(keep=chosen.keep, blocks=chosen.blocks, granularity=chosen.granularity, min_width=chosen.min_width)
     module = make_module(chosen.module, arguments, tuning=Tuning(freeze=chosen.freeze, lora=chosen.lora))
-    recorded = record_network(module, chosen.input_shape, symbols=chosen.symbols, inputs=chosen.inputs, cuts=cuts)
+    loss = make_loss(chosen.loss) if chosen.loss else None
+    recorded = record_network(
+        module, chosen.input_shape, symbols=chosen.symbols, inputs=chosen.inputs, cuts=cuts, loss=loss
+    )
     plain: dict[str, Any] = to_plain(recorded)
     return plain
 

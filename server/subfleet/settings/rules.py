@@ -131,6 +131,15 @@ def _check_model(training: TrainingSettings, model: AnyFamily) -> Iterator[str]:
             f"model.class_count is {model.class_count}, but objective {objective!r} supports at most {most} outputs; "
             "lower it"
         )
+    loss = model.record().loss if isinstance(model, Recorded) else None
+    if loss is not None and bool(loss.symbols) != kind.over_classes:
+        expected, given = ("class indices", "numbers") if loss.symbols else ("numbers", "class indices")
+        yield (
+            f"model.loss takes {expected} as labels, but those of objective {objective!r} are {given}; change one of "
+            "the two"
+        )
+    if loss is not None and training.objective.label_smoothing:
+        yield "training.objective.label_smoothing is set, but model.loss computes the whole loss; smooth labels there"
     places = get_predicted_places(model)
     if places is not None and kind.places not in ("any", places):
         fitting = {"sample": "cross_entropy", "token": "next_token", "pixel": "dense_cross_entropy"}[places]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -121,6 +122,9 @@ class LoggingMode(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:  # its own parts can be cut, while PyTorch's function requires that heads make up the width
                 return attend(*args, **kwargs)
+        if func is functional.one_hot and (*args[1:], *kwargs.values(), -1)[0] >= 0:
+            with self:  # PyTorch's function reads the largest index
+                return _compare(*args, **kwargs)
         follower = self._log.follower
         before = len(follower.products)
         if func is functional.batch_norm and not follower.is_computed(args[0]):
@@ -132,6 +136,11 @@ class LoggingMode(TorchFunctionMode):
             follower.mark_attention(args[0], args[2] if len(args) > 2 else kwargs["value"])
         self._log.add(func, args, kwargs, out, follower.products[before:])
         return out
+
+
+def _compare(indices: Tensor, num_classes: int) -> Tensor:
+    """What `torch.nn.functional.one_hot` returns."""
+    return torch.eq(indices.unsqueeze(-1), torch.arange(num_classes, device=indices.device)).long()
 
 
 def _normalise_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,7 @@ from subfleet.elastic.recording.adapters import add_adapters
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.freezing import freeze_parameters
 from subfleet.elastic.recording.inputs import Inputs, count_numbers, count_symbols
+from subfleet.elastic.recording.losses import LossFunction, record_loss
 from subfleet.elastic.recording.record import pack_record
 from subfleet.elastic.recording.recorder import record_module
 from subfleet.elastic.recording.tuning import EVERYTHING_TRAINED, Tuning
@@ -47,20 +49,33 @@ def record_network(
     symbols: int = 0,
     inputs: Inputs = MappingProxyType({}),
     cuts: Cuts = EVERYTHING,
+    loss: LossFunction | None = None,
 ) -> Recorded:
-    """Record a module as the settings of a network; see `record_module`.
+    """Record a module as the settings of a network; see `record_module`, and `record_loss` for the loss.
 
     Raises:
-        ConfigError: the module cannot be recorded.
+        ConfigError: the module or the loss cannot be recorded.
     """
     if inputs:
         input_shape, symbols = (count_numbers(inputs),), count_symbols(inputs)
     record = record_module(module, input_shape, symbols=symbols, inputs=inputs, cuts=cuts)
+    if loss is not None:
+        record = replace(record, loss=record_loss(loss, record, input_shape))
     return Recorded(input_shape=input_shape, class_count=record.class_count, recording=pack_record(record))
 
 
+def make_loss(name: str) -> LossFunction:
+    """Import a loss: a function, or the class of a module, which is made without arguments.
+
+    Raises:
+        ConfigError: there is no such function, or the class cannot be made.
+    """
+    found = _import(name, "loss")
+    return _make(name, {}) if isinstance(found, type) else found
+
+
 def _make(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    build = _import(name)
+    build = _import(name, "module")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # noqa: TID251 - the user's code draws; a repeated command must record the same network
         try:
@@ -72,10 +87,10 @@ def _make(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     return module
 
 
-def _import(name: str) -> Any:
+def _import(name: str, key: str) -> Any:
     path, colon, attribute = name.partition(":")
     if not colon or not path or not attribute:
-        raise ConfigError(f"module is {name!r:.80}, but must be like 'package.file:function'")
+        raise ConfigError(f"{key} is {name!r:.80}, but must be like 'package.file:function'")
     try:
         with _importing_from(Path.cwd()):
             found: Any = importlib.import_module(path)

@@ -127,6 +127,7 @@ class NetworkRecord:
         evaluation: its calls in evaluation.
         products: of attention and the like.
         whole: dimensions that are kept whole, as tensor name and place, by reason.
+        loss: the record of its own loss, see `subfleet.elastic.recording.losses`; None without one.
     """
 
     symbols: int
@@ -141,6 +142,7 @@ class NetworkRecord:
     evaluation: RecordedPlan
     products: tuple[RecordedProduct, ...]
     whole: dict[str, tuple[str, ...]]
+    loss: "NetworkRecord | None" = None
 
 
 def pack_record(record: NetworkRecord) -> tuple[str, ...]:
@@ -163,30 +165,33 @@ def unpack_record(lines: tuple[str, ...]) -> NetworkRecord:
         if decompressor.unconsumed_tail:
             raise ConfigError(f"a recorded network has more than {_MOST_BYTES} bytes")
         plain = json.loads(content)
-        return NetworkRecord(
-            symbols=plain["symbols"],
-            class_count=plain["class_count"],
-            predicts=plain["predicts"],
-            axes=tuple(RecordedAxis(**axis) for axis in plain["axes"]),
-            sums={name: tuple(map(tuple, parts)) for name, parts in plain["sums"].items()},
-            tensors=tuple(
-                RecordedTensor(
-                    **{**item, "shape": tuple(item["shape"]), "start": item["start"] and tuple(item["start"])}
-                )
-                for item in plain["tensors"]
-            ),
-            fixed=tuple(plain["fixed"]),
-            blocks=tuple(RecordedBlock(**block) for block in plain["blocks"]),
-            training=_read_plan(plain["training"]),
-            evaluation=_read_plan(plain["evaluation"]),
-            products=tuple(
-                RecordedProduct(result=tuple(item["result"]), summed=tuple(item["summed"]), layer=item["layer"])
-                for item in plain["products"]
-            ),
-            whole={reason: tuple(names) for reason, names in plain["whole"].items()},
-        )
+        return _read_record(plain)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise ConfigError(f"a recorded network is damaged: {error}; record it again") from error
+
+
+def _read_record(plain: dict[str, Any]) -> NetworkRecord:
+    return NetworkRecord(
+        symbols=plain["symbols"],
+        class_count=plain["class_count"],
+        predicts=plain["predicts"],
+        axes=tuple(RecordedAxis(**axis) for axis in plain["axes"]),
+        sums={name: tuple(map(tuple, parts)) for name, parts in plain["sums"].items()},
+        tensors=tuple(
+            RecordedTensor(**{**item, "shape": tuple(item["shape"]), "start": item["start"] and tuple(item["start"])})
+            for item in plain["tensors"]
+        ),
+        fixed=tuple(plain["fixed"]),
+        blocks=tuple(RecordedBlock(**block) for block in plain["blocks"]),
+        training=_read_plan(plain["training"]),
+        evaluation=_read_plan(plain["evaluation"]),
+        products=tuple(
+            RecordedProduct(result=tuple(item["result"]), summed=tuple(item["summed"]), layer=item["layer"])
+            for item in plain["products"]
+        ),
+        whole={reason: tuple(names) for reason, names in plain["whole"].items()},
+        loss=_read_record(plain["loss"]) if "loss" in plain else None,
+    )
 
 
 def _read_plan(plain: dict[str, Any]) -> RecordedPlan:
@@ -196,7 +201,8 @@ def _read_plan(plain: dict[str, Any]) -> RecordedPlan:
 
 def _to_plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        return {name: _to_plain(field) for name, field in fields.items() if name != "loss" or field is not None}
     if isinstance(value, dict):
         return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -34,6 +34,8 @@ class ReplayedModule(nn.Module):
     Attributes:
         replaced_blocks: functions that compute some blocks, in place of `compute_block` and with its arguments after
             the name.
+        own_loss: maps outputs and labels to the loss of each label that training minimises in place of the objective's;
+            None without one.
     """
 
     def __init__(self, record: NetworkRecord, sizes: Mapping[str, int], parts: frozenset[str]) -> None:
@@ -42,6 +44,7 @@ class ReplayedModule(nn.Module):
         self._unused = {mode: list_unused(plan) for mode, plan in ((True, record.training), (False, record.evaluation))}
         self._whole = add_sums(record.sums, {axis.name: axis.size for axis in record.axes})
         self.replaced_blocks: dict[str, Callable[..., Sequence[Tensor]]] = {}
+        self.own_loss = None if record.loss is None else _OwnLoss(record, record.loss)
         self._sizes = {name: int(size) for name, size in sizes.items()}
         self._dropped = frozenset(block.name for block in record.blocks if not block.kept) - parts
         dropped = tuple(f"{name}." for name in self._dropped)
@@ -163,6 +166,26 @@ class ReplayedModule(nn.Module):
     def compute_size(self, size: Any, batch: int) -> int:
         """A size in this module."""
         return int(compute_size(size, self._sizes, batch))
+
+
+class _OwnLoss:
+    """The recorded loss of a network.
+
+    Args:
+        network: whose outputs it takes; those of pixels have the classes last.
+        loss: its loss.
+    """
+
+    def __init__(self, network: NetworkRecord, loss: NetworkRecord) -> None:
+        self._module = ReplayedModule(loss, {}, frozenset())
+        self._pixels = network.predicts == "pixel"
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of each label, in the labels' shape."""
+        outputs = outputs.permute(0, 3, 1, 2) if self._pixels else outputs
+        samples = torch.cat([outputs.flatten(1), labels.reshape(len(outputs), -1).to(outputs.dtype)], 1)
+        losses: Tensor = self._module(samples)
+        return losses.reshape(labels.shape)
 
 
 class _Replay:

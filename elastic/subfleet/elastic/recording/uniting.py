@@ -11,7 +11,7 @@ from typing import Any
 from subfleet.elastic.recording.expressions import list_names
 from subfleet.elastic.recording.growing import resize_record
 from subfleet.elastic.recording.inserting import Changes, Place, insert_block, list_own_calls
-from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock
+from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock, pack_record
 from subfleet.elastic.recording.redirecting import redirect_axis
 from subfleet.elastic.recording.sorting import sort_record
 from subfleet.protocol.errors import ConfigError
@@ -40,6 +40,8 @@ def unite_records(records: Sequence[NetworkRecord]) -> NetworkRecord:
         raise ConfigError(
             f"the networks have no union, because only one of them has the axis {unused[0]!r} for layers that all have"
         )
+    if len({record.loss and pack_record(record.loss) for record in records}) > 1:
+        raise ConfigError("the networks have no union, because their own losses differ; give all of them the same one")
     whole = {reason for record in records for reason in record.whole}
     places = {reason: {place for own in records for place in own.whole.get(reason, ())} for reason in sorted(whole)}
     return sort_record(replace(union, whole={reason: tuple(sorted(own)) for reason, own in places.items()}))

@@ -24,8 +24,8 @@ from subfleet.export.steps.reference.pytorch import (
     copy_module,
     correct_count,
     counted_labels,
-    loss_squares,
-    own_loss,
+    sum_losses,
+    sum_squares,
     take_pytorch_step,
     tensor_of,
 )
@@ -91,10 +91,10 @@ class _LinkReference:
     ) -> dict[str, Tensor]:
         divisor = step_inputs.single("batch_weight").clamp(min=1)
         return {
-            "loss": own_loss(settings, logits, labels) / divisor,
+            "loss": sum_losses(settings, logits, labels) / divisor,
             "correct": correct_count(settings, logits.detach(), labels).to(logits.dtype),
             "count": counted_labels(settings, labels).sum().to(logits.dtype),
-            "squares": loss_squares(settings, logits.detach(), labels),
+            "squares": sum_squares(settings, logits.detach(), labels),
         }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from subfleet.export.layers.attention import ATTENTIONS
 from subfleet.export.layers.functions import FUNCTIONS
+from subfleet.export.layers.losses import LOSSES
 from subfleet.export.layers.norm_layers import NORM_LAYERS
 from subfleet.export.layers.random_layers import DROPOUTS, RANDOMNESS
 from subfleet.export.layers.recurrent import RECURRENT
@@ -21,6 +22,7 @@ LAYERS: Mapping[Any, Replacement] = MappingProxyType(
         **RECURRENT,
         **NORM_LAYERS,
         **FUNCTIONS,
+        **LOSSES,
     }
 )
 """Replacements by function, such as `torch.nn.functional.batch_norm`."""

@@ -7,11 +7,12 @@ Shapes: B samples, C classes, ... any other dimensions of a sample (tokens).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings
@@ -152,6 +153,12 @@ OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
         "mean_squared_error": _SQUARED_ERROR,
     }
 )
+
+
+def losses_of(module: nn.Module, settings: ObjectiveSettings) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what maps logits and labels to the loss of each label: the module's `own_loss`, or the objective's."""
+    own: Callable[[Tensor, Tensor], Tensor] | None = getattr(module, "own_loss", None)
+    return partial(OBJECTIVES[settings.name].losses, settings) if own is None else own
 
 
 def label_metrics(

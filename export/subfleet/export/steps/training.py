@@ -27,6 +27,7 @@ from subfleet.export.steps.module_calls import (
 from subfleet.export.steps.objectives import (
     OBJECTIVES,
     label_metrics,
+    losses_of,
     mutual_distillation,
     self_distillation,
     total,
@@ -58,7 +59,8 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     """Build the training step of a module.
 
     Its loss is the mean over the labels that count, with distillation terms; the proximal term only enters the
-    gradients. A parameter without a gradient, or that needs none, does not change.
+    gradients. A parameter without a gradient, or that needs none, does not change. A module with an attribute
+    `own_loss`, which maps logits and labels to the loss of each label, is trained by that in place of the objective's.
 
     Args:
         module: maps a batch (batch, *sample.shape) to logits (batch, classes), with "next_token" (batch, tokens,
@@ -222,20 +224,20 @@ class _TrainingRun:
     def _losses(self, step_inputs: StepInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the sum of all losses, and the metrics of the prediction."""
         settings = self.objective
-        rule = OBJECTIVES[settings.name]
+        label_losses = losses_of(self.module, settings)
         inputs, labels = step_inputs.single("input"), step_inputs.single("label")
         exits = self._mask_logits(step_inputs, run_exits(self.module, inputs))
-        own = losses = rule.losses(settings, exits[-1], labels)
+        own = losses = label_losses(exits[-1], labels)
         for logits in exits[:-1]:
-            losses = losses + rule.losses(settings, logits, labels)
+            losses = losses + label_losses(logits, labels)
         weight = step_inputs.coefficient("distillation_weight")
         if self.student is not None:
             (student,) = self._mask_logits(step_inputs, run_exits(self.student.module, inputs))
-            nested = rule.losses(settings, student, labels)
+            nested = label_losses(student, labels)
             losses = losses + nested * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
         if settings.distillation == "mutual":
             losses = losses + mutual_distillation(exits, settings) * weight
-        counted = rule.count_mask(labels, step_inputs.single("sample_mask"))
+        counted = OBJECTIVES[settings.name].count_mask(labels, step_inputs.single("sample_mask"))
         return total(losses * counted), label_metrics(settings, exits[-1], labels, own, counted)
 
     def _mask_logits(self, step_inputs: StepInputs, exits: Sequence[Tensor]) -> list[Tensor]:

@@ -138,13 +138,27 @@ def counted_labels(settings: ObjectiveSettings, labels: Tensor) -> Tensor:
     return labels >= 0 if settings.over_classes else torch.ones_like(labels, dtype=torch.bool)
 
 
-def own_loss(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the objective itself, summed over the labels that count."""
+OwnLoss = Callable[[Tensor, Tensor], Tensor] | None
+"""A module's own loss of each label; None takes the objective's."""
+
+
+def find_own_loss(module: nn.Module) -> OwnLoss:
+    """Return the loss that a module has of its own."""
+    own: OwnLoss = getattr(module, "own_loss", None)
+    return own
+
+
+def sum_losses(settings: ObjectiveSettings, logits: Tensor, labels: Tensor, own: OwnLoss = None) -> Tensor:
+    """Return the loss, summed over the labels that count."""
+    if own is not None:
+        return own(logits, labels)[counted_labels(settings, labels)].sum()
     return _LOSSES[settings.name](settings, logits, labels, "sum")
 
 
-def loss_squares(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the squared losses of the labels."""
+def sum_squares(settings: ObjectiveSettings, logits: Tensor, labels: Tensor, own: OwnLoss = None) -> Tensor:
+    """Return the sum of the squared losses of the labels that count."""
+    if own is not None:
+        return own(logits, labels)[counted_labels(settings, labels)].square().sum()
     return _LOSSES[settings.name](settings, logits, labels, "none").square().sum()
 
 

@@ -16,9 +16,10 @@ from subfleet.export.steps.reference.pytorch import (
     correct_count,
     counted_labels,
     divergence,
-    loss_squares,
+    find_own_loss,
     mutual_divergence,
-    own_loss,
+    sum_losses,
+    sum_squares,
     take_pytorch_step,
     tensor_of,
 )
@@ -60,7 +61,7 @@ class ForwardReference:
             real_B = step_inputs.single("sample_mask") > 0  # noqa: N806 - shapes in names
             real, labels = logits[real_B], step_inputs.single("label")[real_B]
             count = counted_labels(self.objective, labels).sum()
-            loss = own_loss(self.objective, real, labels) / count.clamp(min=1)
+            loss = sum_losses(self.objective, real, labels) / count.clamp(min=1)
             correct = correct_count(self.objective, real, labels)
         return loss, correct.to(precision), count.to(precision), logits
 
@@ -166,7 +167,7 @@ class TrainingReference:
                 "loss": loss,
                 "correct": correct.to(precision),
                 "count": count.to(precision),
-                "squares": loss_squares(self.objective, prediction, labels),
+                "squares": sum_squares(self.objective, prediction, labels, find_own_loss(module)),
             },
             buffers=buffers,
             gradients={name: part.grad for name, part in module.named_parameters() if part.grad is not None},
@@ -177,14 +178,15 @@ class TrainingReference:
     ) -> tuple[Tensor, Tensor]:
         """Return the summed loss, and the logits of the prediction."""
         exits = [self._mask_logits(step_inputs, logits) for logits in as_exits(module(inputs))]
-        loss = torch.stack([own_loss(self.objective, logits, labels) for logits in exits]).sum()
+        own = find_own_loss(module)
+        loss = torch.stack([sum_losses(self.objective, logits, labels, own) for logits in exits]).sum()
         weight = step_inputs.coefficient("distillation_weight")
         if self.student is not None:
             nested = {name: part.extract(tensor_of(module, name)) for name, part in self.student.maps.items()}
             student = copy_module(self.student.module, {}, inputs.dtype)
             (logits,) = as_exits(torch.func.functional_call(student, nested, (inputs,)))
             logits = self._mask_logits(step_inputs, logits)
-            loss = loss + (1 - weight) * own_loss(self.objective, logits, labels)
+            loss = loss + (1 - weight) * sum_losses(self.objective, logits, labels, own)
             loss = loss + weight * divergence(self.objective, exits[0], logits, labels)
         if self.objective.distillation == "mutual":
             loss = loss + weight * mutual_divergence(self.objective, exits, labels)
