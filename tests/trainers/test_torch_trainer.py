@@ -10,7 +10,7 @@ from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import ConfigError, DataError, LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import Program, encode_program
-from subfleet.protocol.schema import canonical_json, parse_json
+from subfleet.protocol.schema import canonical_json, parse_json, to_plain
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
@@ -137,7 +137,8 @@ def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
 
 
 def change_body(program: Program, **changes: object) -> Program:
-    plain = parse_json(program.body, max_bytes=2**20)
+    """The program with other settings, and its network described by those of its family."""
+    plain = parse_json(program.body, max_bytes=2**20) | {"model": to_plain(REQUEST.model)}
     for name, value in changes.items():
         part = plain if name in plain else plain["model"]
         part[name] = value

@@ -172,10 +172,15 @@ class _ChainBuilder:
             links=tuple(links),
             fixed_bytes=base_bytes + value_bytes(_batch(inputs)),
             runtime_bytes=tuple(
-                (name, sum(step.program.memory.runtime_bytes - base_bytes for step in steps.values()))
+                (name, sum(step.program.memory.runtime_bytes - self._own_base_bytes(step) for step in steps.values()))
                 for name, steps in self.written.items()
             ),
         )
+
+    def _own_base_bytes(self, written: WrittenStep) -> int:
+        """Return what the plan of a piece includes for any program."""
+        target = self.request.target
+        return executorch_plan.find_base_bytes(written.step) if target == "executorch" else _BASE_BYTES[target]
 
     @property
     def _trains(self) -> bool:

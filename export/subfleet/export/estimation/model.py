@@ -139,11 +139,13 @@ class EstimateModel:
         for layer, object_bytes in of_layer.items():
             places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
             shape = self._decls[layer].shape if layer >= 0 else ()
+            fixed_bytes = min(program.kernel_bytes, object_bytes) if count > 1 else 0
             is_wide = shape[2:] == (3, 3) and shape[1] > 1  # not channel by channel
-            wide_bytes = max(object_bytes - program.narrow_bytes, 0) if is_wide else 0
+            wide_bytes = max(object_bytes - fixed_bytes - program.narrow_bytes, 0) if is_wide else 0
             if wide_bytes:
                 objects[self._column(1, layer, places=places, least=program.narrow_channels)] += wide_bytes // count
-            objects[self._column(1, layer, places=places)] += (object_bytes - wide_bytes) // count
+            objects[self._column(1, layer)] += fixed_bytes
+            objects[self._column(1, layer, places=places)] += (object_bytes - fixed_bytes - wide_bytes) // count
         return objects
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:

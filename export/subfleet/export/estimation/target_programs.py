@@ -21,7 +21,7 @@ from subfleet.export.targets import torch as eager
 from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.onnx import OnnxTarget, training_model
 from subfleet.export.targets.xnnpack.delegating import DelegateRegion, prepare, region_graph, split_regions
-from subfleet.export.targets.xnnpack.operators import is_supported, product_by_transposed
+from subfleet.export.targets.xnnpack.operators import is_supported, part, product_by_transposed
 from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
 from subfleet.export.tracing import inputs_of, results_of, trace
 from subfleet.protocol.memory_plan import USUAL_WIDTH
@@ -43,6 +43,7 @@ class TracedProgram:
         measure_arena: returns what the allocator takes instead.
         held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
         unrolls: whether a convolution is a product for each position of its kernel.
+        kernel_bytes: what is held for the calls of such a convolution beside those of its positions.
         narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer than `narrow_channels`.
         narrow_channels: see `narrow_bytes`.
     """
@@ -55,6 +56,7 @@ class TracedProgram:
     measure_arena: Callable[[Iterable[BlockRequest]], int] | None = None
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
+    kernel_bytes: int = 0
     narrow_bytes: int = _NONE
     narrow_channels: int = 0
 
@@ -63,7 +65,8 @@ def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[
     """Return for each call the position of the tensor that identifies its layer; -1 for none.
 
     In the forward pass it is the last tensor that was read. In the backward pass it is the only tensor with a gradient
-    that depends on the call, or else the first one that was read again.
+    that depends on the call, or else the first one that was read again. A call that only cuts or reshapes belongs to
+    the layer that reads its result, if it is one.
     """
     positions, names = {name: position for position, name in enumerate(order)}, program.names
     read_values = (value for value in step.inputs if value.role in {"parameter", "frozen", "buffer"})
@@ -84,6 +87,14 @@ def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[
             layer_of.update(dict.fromkeys(call.outputs, layer))
             backward.update(() if forward else call.outputs)
         layers.append(layer)
+    readers: dict[str, set[int]] = {}
+    for at in reversed(range(len(layers))):
+        call = program.calls[at]
+        reading = {layer for name in call.outputs for layer in readers.get(name, ())}
+        if call.passes_on and len(reading) == 1:
+            (layers[at],) = reading
+        for name in call.inputs:
+            readers.setdefault(name, set()).add(layers[at])
     return layers
 
 
@@ -104,6 +115,7 @@ def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) 
 
 
 aten = torch.ops.aten
+_PASSED_ON = frozenset({part, aten.view.default})
 _TURNS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, product_by_transposed})
 _SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
@@ -111,8 +123,10 @@ _PRODUCT_KINDS, _JOIN = ("BatchMatrixMultiply", "FullyConnected"), "Concatenate"
 _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _INSTRUCTION_BYTES = 2_700, 1_570, 760, 10_000
 """Bytes of the runtime's structures and of all copies of the program: for a product of XNNPACK's, for another of its
 nodes, for each tensor that a node concatenates, and for a kernel of the runtime's own."""
-_PLAIN_BYTES = 250_000
-"""For the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Measured: 130 to 255 kB."""
+_PLAIN_BYTES = 300_000
+"""For the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Measured: 190 to 310 kB."""
+_KERNEL_BYTES = 66_000
+"""Measured where a kernel of one position remains of 25: 60 to 80 kB."""
 _HOLES, _KEPT_BYTES = 1.08, 2**15
 """The factor of buffers over the blocks that are in use at once, and what the first step keeps besides."""
 
@@ -125,22 +139,26 @@ def executorch_program(step: Step) -> TracedProgram:
     graph = settle_layouts(trace(step, ExecutorchTarget.lowerings))
     prepare(graph)
     calls, given = list[KernelCall](), {node.name for node in inputs_of(graph)}
-    for number, part in enumerate(split_regions(graph.graph, is_supported)):
-        nodes = part.nodes if isinstance(part, DelegateRegion) else part
-        each_bytes = _bytes_in_region(part) if isinstance(part, DelegateRegion) else [_INSTRUCTION_BYTES] * len(nodes)
+    for number, region in enumerate(split_regions(graph.graph, is_supported)):
+        nodes = region.nodes if isinstance(region, DelegateRegion) else region
+        each_bytes = (
+            _bytes_in_region(region) if isinstance(region, DelegateRegion) else [_INSTRUCTION_BYTES] * len(nodes)
+        )
         for call, node, object_bytes in zip(calls_of(nodes), nodes, each_bytes, strict=True):
             read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
             shares, after_bytes, constant_bytes = call.shares or read_as_held, _packed_bytes(node), sum_bytes(node)
             own = replace(
                 call, shares=shares, overwrites=_overwritable_inputs(node), part=number, after_bytes=after_bytes
             )
-            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=constant_bytes))
+            passes_on = node.target in _PASSED_ON
+            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=constant_bytes, passes_on=passes_on))
     return TracedProgram(
         calls=tuple(calls),
         names=_names(graph, step),
         base_bytes=BASE_BYTES + _KEPT_BYTES,
         passing_factor=_HOLES,
         unrolls=True,
+        kernel_bytes=_KERNEL_BYTES,
         narrow_bytes=_PLAIN_BYTES,
         narrow_channels=FEWEST_CHANNELS,
     )

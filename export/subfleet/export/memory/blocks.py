@@ -29,6 +29,7 @@ class KernelCall:
         constant_bytes: bytes of constants that no later call reads.
         object_bytes: bytes of the runtime's objects.
         part: part of the program; blocks that outlive their part are in a separate memory.
+        passes_on: whether it only cuts or reshapes its input.
     """
 
     inputs: tuple[str, ...]
@@ -40,6 +41,7 @@ class KernelCall:
     constant_bytes: int = 0
     object_bytes: int = 0
     part: int = 0
+    passes_on: bool = False
 
 
 def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[BlockRequest]]:

@@ -4,7 +4,7 @@ weights and states   twice: a step reads one set and writes the other
 activations          the program's planned buffers, and what its first step keeps (XNNPACK's workspace), or takes
                      while that grows
 workspace            kernels' scratch memory
-runtime              structures and operators, counted in the C library's heap; the program; a constant
+runtime              structures and operators, counted in the C library's heap; the program; in a training a constant
 
 The runtime's structures, XNNPACK's packed operators and its workspace come from the C library's heap, and stay there
 from step to step. So the program is loaded and run once, and the heap is counted before and after.
@@ -137,13 +137,19 @@ def _python_growth(
 
 PROGRAM_COPIES = 3
 """The program as it was read, its copy where the runtime may read it, and about as much in gaps that loading leaves."""
-BASE_BYTES = 1_500_000
-"""Memory that any program takes on a device: Python's objects of a training, 0.6 MB, and what XNNPACK's workspace takes
-besides while it grows a little in the first step."""
+BASE_BYTES = 450_000
+"""Memory that any training takes on a device, for Python's objects."""
+_GROWING_FRACTION, _MOST_GROWING_BYTES = 1 / 8, 1_050_000
+"""What XNNPACK's workspace takes besides while it grows a little in the first step: at most a copy of what it held."""
 _GROWING_BYTES = 1_000_000
 """Larger growth is measured, not counted, and rounded to multiples of this: the kernel's figures vary by half of it."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
 """Per byte of a program, for C libraries that do not count their heap. Measured without delegates: 6.9 to 7.1."""
+
+
+def find_base_bytes(step: Step) -> int:
+    """Return the constant part of a step's plan, which evaluations do without."""
+    return 0 if any(value.role == "logits" for value in step.outputs) else BASE_BYTES
 
 
 def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequence[tuple[int, int]]) -> MemoryPlan:
@@ -165,6 +171,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures + own_bytes, step_bytes=0, scratch_bytes=0)
     growing_bytes = max(round(growth.passing_bytes / _GROWING_BYTES) - 1, 0) * _GROWING_BYTES
+    growing_bytes += min(int(_GROWING_FRACTION * growth.step_bytes), _MOST_GROWING_BYTES)
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
@@ -173,7 +180,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
         workspace_bytes=growth.scratch_bytes,
         runtime_bytes=round_up_count(max(growth.load_bytes - own_bytes, 0) + usual_bytes)
         + PROGRAM_COPIES * len(body)
-        + BASE_BYTES,
+        + find_base_bytes(step),
         packings=tuple(
             Packing(width=at, more_bytes=size - usual_bytes) for at, size in bytes_by_width.items() if packed
         ),

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.elastic.building import build_module, count_parameters, network_of
+from subfleet.elastic.building import build_module, count_parameters, network_of, record_of
 from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.families.records.residual import PreactResNet
+from subfleet.elastic.growing import describe_recorded
 from subfleet.elastic.network import Family
+from subfleet.elastic.supernets import Supernet
 from subfleet.export.memory.blocks import activation_peak_bytes
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, value_bytes, weights_bytes
 from subfleet.export.request_steps import step_of, training_step_of
@@ -78,7 +81,7 @@ def write_torch_program(request: ProgramRequest) -> Program:
         ConfigError: the network or the submodel is not valid.
         ExportError: the submodel cannot be trained, or run.
     """
-    plain = remove_names(request)
+    plain = _carry_record(remove_names(request))
     step = step_of(plain)
     manifest = ProgramManifest(
         program_id=request.program_id,
@@ -100,6 +103,14 @@ def remove_names(request: ProgramRequest) -> ProgramRequest:
     if isinstance(plain, TrainRequest) and plain.student is not None:
         return replace(plain, student=replace(plain.student, name=""))
     return plain
+
+
+def _carry_record(request: ProgramRequest) -> ProgramRequest:
+    """Replace a network's settings by its record: to record a large one would take a device 100 MB."""
+    model = request.model
+    if isinstance(model, Supernet | Recorded):
+        return request
+    return replace(request, model=describe_recorded(model, record_of(model)))
 
 
 def _difference(step: Step, request: ProgramRequest, generator: torch.Generator) -> float:
