@@ -334,6 +334,21 @@ class Recurrent(nn.Module):
         return logits
 
 
+class Compared(nn.Module):
+    """Symbols are the rows of a table, by a product with a one where each stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn((11, 8), generator=torch.Generator().manual_seed(0)))
+        self.hidden = nn.Linear(8, 12)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        rows = functional.one_hot(symbols, 11).float() @ self.table
+        logits: Tensor = self.head(torch.relu(self.hidden(rows)).mean(1))
+        return logits
+
+
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = MappingProxyType(
     {
         "branches": (Branches, (2, 6, 6), 0),
@@ -359,6 +374,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = Ma
         "standardised": (Standardised, (2, 4, 4), 0),
         "windows": (Windows, (2, 4, 8), 0),
         "recurrent": (Recurrent, (5,), 7),
+        "compared": (Compared, (5,), 11),
     }
 )  # fmt: skip
 """A function that makes a module, the shape of its samples, and the number of symbols."""

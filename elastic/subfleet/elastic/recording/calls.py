@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from subfleet.elastic.recording.attention import attend
+from subfleet.elastic.recording.dimensions import keep_whole
 from subfleet.elastic.recording.following import DimensionFollower, Product, list_tensors
 from subfleet.elastic.recording.functions import divide_by_kept, name_function
 
@@ -119,13 +120,15 @@ class LoggingMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `torch.overrides.TorchFunctionMode`."""
         kwargs = kwargs or {}
+        follower = self._log.follower
         if func is functional.multi_head_attention_forward:
             with self:  # its own parts can be cut, while PyTorch's function requires that heads make up the width
                 return attend(*args, **kwargs)
         if func is functional.one_hot and (*args[1:], *kwargs.values(), -1)[0] >= 0:
             with self:  # PyTorch's function reads the largest index
-                return _compare(*args, **kwargs)
-        follower = self._log.follower
+                compared = _compare(*args, **kwargs)
+            keep_whole(follower.dims_of(compared)[-1], "indices are compared with its own")
+            return compared
         before = len(follower.products)
         if func is functional.batch_norm and not follower.is_computed(args[0]):
             func, args, kwargs = _normalise_weight(args, kwargs)

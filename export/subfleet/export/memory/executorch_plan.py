@@ -140,8 +140,8 @@ PROGRAM_COPIES = 3
 BASE_BYTES = 450_000
 """Memory that any training takes on a device, for Python's objects."""
 _GROWING_FRACTION, _FIRST_GROWING_BYTES, _LATER_GROWING_FRACTION = 1 / 8, 1_050_000, 1 / 100
-"""What XNNPACK's workspace takes besides while it grows a little in the first step: an eighth of it up to that size, and
-a hundredth of it. Measured: up to 2.5 MB of 100 MB."""
+"""What XNNPACK's workspace takes besides while it grows a little in the first step: an eighth of it up to that size,
+and a hundredth of it. Measured: up to 2.5 MB of 100 MB."""
 _GROWING_BYTES = 1_000_000
 """Larger growth is measured, not counted, and rounded to multiples of this: the kernel's figures vary by half of it."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
