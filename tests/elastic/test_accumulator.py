@@ -99,6 +99,54 @@ def test_chunks_kernels_and_threads_change_no_bit(
     assert have_same_bits(aggregate(), expected)
 
 
+def draw_architecture(network: Network, seed: int) -> Architecture:
+    """Indices of its own of every axis, in any order."""
+    drawn = random.Random(seed)
+    axes = []
+    for name, axis in sorted(network.axes.items()):
+        groups = drawn.sample(range(axis.size // axis.granularity), drawn.randint(1, axis.size // axis.granularity))
+        indices = tuple(group * axis.granularity + own for group in groups for own in range(axis.granularity))
+        if axis.kind == "channel":
+            axes.append((name, Explicit(indices=indices)))
+    return Architecture(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks if drawn.random() < 0.7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False])
+def test_every_client_may_hold_other_elements(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Against sums of the same integers, element by element; regions are more than are counted together."""
+    monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
+    if not compiled:
+        monkeypatch.setattr(compiled_loops, "compile_loops", lambda: None)
+    network = network_of(RESNET)
+    architectures = [network.full_architecture(), *(draw_architecture(network, seed) for seed in range(24))]
+    changes = [random_change(network, architecture, seed) for seed, architecture in enumerate(architectures)]
+    state = random_state(network, 1)
+    accumulator, halves = Accumulator(network, state, total_weight=25), Accumulator(network, state, total_weight=25)
+    accumulator.add_many(
+        [
+            Contribution(architecture=architecture, change=change, weight=1.0)
+            for architecture, change in zip(architectures, changes, strict=True)
+        ]
+    )
+    other = Accumulator(network, state, total_weight=25)
+    for index, (architecture, change) in enumerate(zip(architectures, changes, strict=True)):
+        (halves if index % 2 else other).add(architecture, change, 1.0)
+    halves.merge(other)
+    new = accumulator.finish()
+    assert have_same_bits(halves.finish(), new)
+    for name, old in state.items():
+        total, held = torch.zeros(old.shape, dtype=torch.float64), torch.zeros(old.shape, dtype=torch.int64)
+        for architecture, change in zip(architectures, changes, strict=True):
+            if name in change:
+                tensor_map = tensor_maps(network, architecture)[name]
+                tensor_map.scatter(change[name].double(), total)
+                tensor_map.scatter(torch.ones_like(change[name], dtype=torch.int64), held)
+        expected = torch.where(held > 0, old.double() + total / held.clamp(min=1), old.double())
+        torch.testing.assert_close(new[name].double(), expected, rtol=1e-6, atol=1e-9)
+        assert torch.equal(accumulator.find_held()[name], held > 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])

@@ -43,11 +43,20 @@ def draw_spread(size: int, seed: int) -> Tensor:
     return torch.from_numpy((signs * 10 ** generator.uniform(-8, 4, size)).astype(np.float32))
 
 
+def make_term(
+    total: Tensor, values: Tensor, factor: float, *, name: str = "one", limit: float = LIMIT, first: int = 0
+) -> Term:
+    """A term for these rows of a sum."""
+    rows = Gather(index=(slice(first, first + len(values)), *(slice(0, size) for size in total.shape[1:])))
+    region = make_region(rows, tuple(total.shape))
+    return Term(name=name, total=total, values=values, factor=factor, limit=limit, region=region)
+
+
 def make_terms(total: Tensor, count: int) -> list[Term]:
     """Terms of this many updates, with factors of 29 bits and of one bit."""
     factors = [math.ldexp(2**28 + 12345 * seed + 1, 8) if seed % 3 else 0.5 for seed in range(count)]
     return [
-        Term(name=f"tensor{seed}", total=total, values=draw_spread(total.numel(), seed), factor=factor, limit=LIMIT)
+        make_term(total, draw_spread(total.numel(), seed), factor, name=f"tensor{seed}")
         for seed, factor in enumerate(factors)
     ]
 
@@ -65,7 +74,7 @@ def test_sums_are_those_of_exact_arithmetic(monkeypatch: pytest.MonkeyPatch, loo
     for term in added:
         for index, value in enumerate(term.values.tolist()):
             expected[index] += round(Fraction(value) * Fraction(float(term.factor)))
-    add_exactly([[added]])
+    add_exactly([added])
     assert total.tolist() == expected
 
 
@@ -84,7 +93,7 @@ def test_nothing_is_added_where_one_value_anywhere_is_refused(
         for index in (0, 511, 512, 700, 1300, SIZE - 1):
             good, values[index] = values[index].clone(), value
             with pytest.raises(ProtocolError, match=f"tensor{bad}' of an update holds a change of"):
-                add_exactly([[batch] for batch in batches])
+                add_exactly(batches)
             assert all(torch.equal(total, old) for total, old in zip(totals, before, strict=True))
             values[index] = good
 
@@ -94,21 +103,17 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch, loop: str)
     use_loop(monkeypatch, loop)
     total = torch.zeros(SIZE, dtype=torch.int64)
     values = torch.full((SIZE,), -LIMIT)
-    add_exactly([[[Term(name="one", total=total, values=values, factor=2.0**41, limit=LIMIT)]]])
+    add_exactly([[make_term(total, values, 2.0**41)]])
     assert total.eq(-(2**62)).all()
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_overlapping_batches_of_one_sum_lose_nothing(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+def test_overlapping_terms_of_one_sum_lose_nothing(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
     use_loop(monkeypatch, loop)
     total = torch.zeros(40, SIZE, dtype=torch.int64)
     ones = [torch.ones(40, SIZE), torch.ones(30, SIZE), torch.ones(20, SIZE)]
-    views = [total, total[5:35], total[10:30]]
-    batches = [
-        [Term(name="one", total=view, values=values, factor=1.0, limit=2.0)]
-        for view, values in zip(views, ones, strict=True)
-    ]
-    add_exactly([batches])
+    terms = [make_term(total, values, 1.0, first=first) for values, first in zip(ones, (0, 5, 10), strict=True)]
+    add_exactly([terms])
     assert total[:, 0].tolist() == [1] * 5 + [2] * 5 + [3] * 20 + [2] * 5 + [1] * 5
     assert torch.equal(total, total[:, :1].expand_as(total))
 

@@ -9,6 +9,7 @@ and grouping of clients therefore gives the same bits, on the CPU and on a GPU.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from subfleet.elastic.maps import Placement, placements
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
+
+_MOST_PLACES = 32
+"""Submodels with places in the tensors that are kept from one update to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +99,12 @@ class Accumulator:
         self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
         self._units = 0
         self._sums = _zero_sums(self.state)
-        self._regions = {name: HeldRegions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
+        self._regions = {
+            name: HeldRegions(
+                tuple(tensor.shape), tensor.device, fixed_dims=_count_fixed_dims(network.tensors[name].factors)
+            )
+            for name, tensor in self.state.items()
+        }
         self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]] = {}
 
     @property
@@ -134,7 +143,7 @@ class Accumulator:
         for contribution in contributions:
             for part in self._parts(contribution):
                 parts.setdefault(part.name, []).append(part)
-        add_exactly([self._batches(name, added) for name, added in parts.items()])
+        add_exactly([[self._term(part) for part in added] for added in parts.values()])
         self._units = units
         for name, added in parts.items():
             for part in added:
@@ -182,12 +191,14 @@ class Accumulator:
     def _parts(self, contribution: Contribution) -> list[_TensorContribution]:
         shapes, placements = self._shapes_and_places(contribution)
         _check_names(contribution.change, contribution.sent or shapes)
-        factors = contribution.factors or {}
+        factors, whole_units = contribution.factors or {}, self._grid.units(contribution.weight)
         parts = []
         for placement in placements:
             shape = placement.region.local_shape
             values = _check_values(placement, contribution.change[placement.local], shape)
-            units = self._multiply_units(placement.name, contribution.weight, factors.get(placement.name, 1.0), shape)
+            units: int | Tensor = whole_units
+            if placement.name in factors:
+                units = self._multiply_units(placement.name, contribution.weight, factors[placement.name], shape)
             moved = values.detach().to(self.state[placement.name].device)
             parts.append(_TensorContribution(name=placement.name, region=placement.region, values=moved, units=units))
         return parts
@@ -198,6 +209,8 @@ class Accumulator:
         architecture = contribution.architecture
         if architecture.architecture_id not in self._own_places:
             whole = self._places(placements(self.network, architecture))
+            if len(self._own_places) >= _MOST_PLACES:  # each client may have a submodel of its own
+                self._own_places.clear()
             self._own_places[architecture.architecture_id] = self.network.shapes(architecture), whole
         shapes, own = self._own_places[architecture.architecture_id]
         if contribution.placements is None:
@@ -230,23 +243,14 @@ class Accumulator:
             ) from error
         return self._grid.element_units(weight, factor)
 
-    def _batches(self, name: str, parts: Sequence[_TensorContribution]) -> list[list[Term]]:
-        """The terms of all contributions to a tensor; terms of the whole tensor form one batch."""
-        whole = [part for part in parts if part.region.whole]
-        others = [part for part in parts if not part.region.whole]
-        batches = [[self._term(part) for part in whole]] if whole else []
-        return [*batches, *([self._term(part)] for part in others)]
-
     def _term(self, part: _TensorContribution) -> Term:
-        total, region = self._sums[part.name], part.region
-        is_view = region.is_view and not region.whole
         return Term(
             name=part.name,
-            total=region.map.extract(total) if is_view else total,
+            total=self._sums[part.name],
             values=part.values,
             factor=self._factor(part),
             limit=math.ldexp(1.0, self._limit_exponents[part.name]),
-            scatter=None if is_view or region.whole else region.map.scatter,
+            region=part.region,
         )
 
     def _factor(self, part: _TensorContribution) -> float | Tensor:
@@ -263,6 +267,12 @@ class Accumulator:
             and self.state.keys() == other.state.keys()
             and all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
         )
+
+
+def _count_fixed_dims(factors: Sequence[Sequence[str | int]]) -> int:
+    """The number of last dimensions that no submodel cuts."""
+    fixed = takewhile(lambda dim: len(dim) == 1 and isinstance(dim[0], int), reversed(factors))
+    return sum(1 for _ in fixed)
 
 
 def _check_state(network: Network, state: Mapping[str, Tensor]) -> None:

@@ -1,31 +1,33 @@
 """Sums of rounded tensors as integers, and the mean that moves a model, chunk by chunk.
 
 `add_exactly` adds rounded multiples of tensors to int64 sums, or nothing at all. Memory bandwidth limits its speed: a
-sum takes twice the bytes of a float32 update, read and written. Chunks therefore fit a core's cache, and all updates of
-a batch pass over a chunk while it is there. Changes are checked in the same pass, because integer sums can be undone
-exactly: if a change is refused, all that was added before it is subtracted again.
+sum takes twice the bytes of a float32 update, read and written. Chunks therefore fit a core's cache, and all updates
+pass over a chunk while it is there, whatever part of the tensor each of them holds. Changes are checked in the same
+pass, because integer sums can be undone exactly: if a change is refused, all that was added before it is subtracted.
 
 `move_tensors` moves a model by the exact mean of a sum. On the CPU both use compiled loops where Numba is installed
 (`subfleet.elastic.compiled_loops`); the bits are the same without them and on a GPU.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from subfleet.elastic.compiled_loops import ADDED_TOGETHER, Loops, loops_and_threads
-from subfleet.elastic.held_regions import HeldRegions
+from subfleet.elastic.held_regions import HeldRegion, HeldRegions
+from subfleet.elastic.maps import Gather
+from subfleet.elastic.region_rows import RegionRows
 from subfleet.protocol.errors import ProtocolError
 
 CPU_CHUNK = 2**15
-COMPILED_ADD_CHUNK = 2**17
+COMPILED_ADD_CHUNK = 2**18
 COMPILED_MOVE_CHUNK = 2**18
 GPU_CHUNK = 2**26
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
@@ -33,15 +35,15 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Term:
-    """One addition, total += round(values * factor); total may be a view.
+    """One addition of round(values * factor) to the elements of a region.
 
     Attributes:
         name: name of the tensor, for messages.
-        total: int64 sum.
-        values: floats with the shape and device of the total.
+        total: int64 sum of the whole tensor.
+        values: floats on the device of the total, in the shape of the region.
         factor: a number, or a float64 tensor that broadcasts against the values; at most 29 significant bits each.
         limit: largest absolute value.
-        scatter: adds integers with the shape of the values to a total of another shape; None adds element to element.
+        region: where they are added.
     """
 
     name: str
@@ -49,138 +51,142 @@ class Term:
     values: Tensor
     factor: float | Tensor
     limit: float
-    scatter: Callable[[Tensor, Tensor], None] | None = None
+    region: HeldRegion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Addition:
-    """Terms of one sum, in a range of its elements or rows.
+    """Terms of one sum, in a range of elements or rows.
 
     Attributes:
         terms: the terms.
         start: first element or row.
         stop: end of the range, exclusive.
-        add: (sign, stop) adds the terms from `start` on, or subtracts them with sign -1. Returns the position up to
-            which all terms were added; beyond it none was. It is below `stop` if a term was refused.
+        add: (start, sign, stop) adds the terms from `start` on, or subtracts them with sign -1. Returns the position up
+            to which all terms were added; beyond it none was. It is below `stop` if a term was refused.
     """
 
     terms: Sequence[Term]
     start: int
     stop: int
-    add: Callable[[int, int], int]
+    add: Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _TermGroup:
-    """Flat arrays of several terms for one call of the compiled loop."""
+    """Flat arrays of the terms of one region for a call of the compiled loop: one, or up to `ADDED_TOGETHER`."""
 
     loops: Loops
-    total: Any
-    values: tuple[Any, ...]
-    factors: tuple[float, ...]
-    limit: np.float32
+    terms: Sequence[Term]
+    rows: RegionRows
 
-    def add(self, start: int, sign: int, stop: int) -> int:
-        factors = tuple(sign * factor for factor in self.factors)
-        return self.loops.add(self.total, self.values, factors, self.limit, start, stop)
+    def cut(self) -> Iterator[_Addition | None]:
+        """The addition in each chunk of the tensor; None where the region has no row."""
+        add = self._bind()
+        for start, stop in pairwise(self.rows.chunks):
+            yield _Addition(terms=self.terms, start=start, stop=stop, add=add) if start < stop else None
+
+    def _bind(self) -> Callable[[int, int, int], int]:
+        """The loop with these terms: (start, sign, stop) to the row that it reached."""
+        first, loops = self.terms[0], self.loops
+        total = first.total.numpy().reshape(-1)
+        values = [term.values.numpy().reshape(-1) for term in self.terms]
+        factors = [float(term.factor) for term in self.terms]
+        # float32 like the values, so that the comparison converts nothing; a larger limit is no limit.
+        limit = np.float32(min(first.limit, _LARGEST_FLOAT32))
+        rows = self.rows.arrays
+        if len(self.terms) == 1:
+            return lambda start, sign, stop: loops.add(total, values[0], sign * factors[0], limit, rows, (start, stop))
+        # Unused slots of the loop add 0 times the first array.
+        spare = ADDED_TOGETHER - len(self.terms)
+        arrays, numbers = (*values, *values[:1] * spare), (*factors, *[0.0] * spare)
+        return lambda start, sign, stop: loops.add_together(
+            total, arrays, tuple(sign * number for number in numbers), limit, rows, (start, stop)
+        )
 
 
-def add_exactly(tensors: Sequence[Sequence[Sequence[Term]]]) -> None:
+def add_exactly(tensors: Sequence[Sequence[Term]]) -> None:
     """Add all terms, or none if one is refused.
 
     Args:
-        tensors: the batches of each summed tensor. The terms of a batch share a total and pass over its chunks
-            together. On the CPU, `torch.get_num_threads()` threads work on different tensors, and on the chunks of a
-            tensor with a single batch.
+        tensors: the terms of each summed tensor, which share its total. On the CPU they pass over its chunks together,
+            and `torch.get_num_threads()` threads work on different chunks.
 
     Raises:
         ProtocolError: a value is not finite or exceeds its limit.
     """
-    values = [term.values for batches in tensors for batch in batches for term in batch]
-    loops, thread_count = loops_and_threads(values)
+    loops, thread_count = loops_and_threads([term.values for terms in tensors for term in terms])
     progress: list[tuple[_Addition, int]] = []
-    jobs = []
-    for batches in tensors:
-        chunks = [chunk for batch in batches for chunk in _chunks(batch, loops)]
-        # Batches of one tensor overlap, so they must not run at the same time.
-        jobs += chunks if len(batches) == 1 else [[addition for chunk in chunks for addition in chunk]]
+    jobs = [job for terms in tensors for job in _list_jobs(terms, loops)]
     run_until_one_fails([partial(_add_in_turn, job, progress) for job in jobs], thread_count)
     refused = [addition for addition, reached in progress if reached < addition.stop]
     if refused:
         for addition, reached in progress:
             if reached > addition.start:
-                addition.add(-1, reached)
+                addition.add(addition.start, -1, reached)
         raise ProtocolError(_refusal(refused[0].terms))
 
 
 def _add_in_turn(additions: Sequence[_Addition], progress: list[tuple[_Addition, int]]) -> bool:
     """Add in order, recording how far each addition got; stop and return False when one is refused."""
     for addition in additions:
-        reached = addition.add(1, addition.stop)
+        reached = addition.add(addition.start, 1, addition.stop)
         progress.append((addition, reached))
         if reached < addition.stop:
             return False
     return True
 
 
-def _chunks(batch: Sequence[Term], loops: Loops | None) -> list[list[_Addition]]:
-    """The additions of each chunk of a sum."""
-    if loops is not None and all(_is_plain(term) for term in batch):
-        return _compiled_chunks(batch, loops)
-    total = batch[0].total
+def _list_jobs(terms: Sequence[Term], loops: Loops | None) -> list[list[_Addition]]:
+    """The additions to a tensor: lists that may run at the same time, because their elements differ."""
+    plain = [term for term in terms if _is_plain(term)] if loops is not None else []
+    others = [addition for term in terms if not plain or not _is_plain(term) for addition in _list_additions(term)]
+    chunks = _list_chunks(plain, loops) if loops is not None and plain else []
+    # Others are anywhere in the tensor.
+    return [[*(addition for chunk in chunks for addition in chunk), *others]] if others else chunks
+
+
+def _list_chunks(terms: Sequence[Term], loops: Loops) -> list[list[_Addition]]:
+    """The additions in each chunk of a tensor, which fits a core's cache with all of its terms."""
+    chunk = max(term.region.find_chunk(COMPILED_ADD_CHUNK) for term in terms)
+    alike: dict[Hashable, list[Term]] = {}
+    for term in terms:
+        alike.setdefault(term.region.key, []).append(term)
+    groups = [
+        _TermGroup(loops=loops, terms=own[first : first + ADDED_TOGETHER], rows=own[0].region.find_rows(chunk))
+        for own in alike.values()
+        for first in range(0, len(own), ADDED_TOGETHER)
+    ]
+    cut = zip(*(group.cut() for group in groups), strict=True)
+    return [[addition for addition in additions if addition is not None] for additions in cut]
+
+
+def _list_additions(term: Term) -> Iterator[_Addition]:
+    """The additions of a term by PyTorch."""
+    total, region = term.total, term.region
     rows, step = 1, 1
-    if batch[0].scatter is None and total.dim():
+    if (region.whole or region.is_view) and total.dim():
+        total = total if region.whole else region.map.extract(total)
         size = CPU_CHUNK if total.device.type == "cpu" else GPU_CHUNK
         rows, step = total.shape[0], max(1, size * total.shape[0] // total.numel())
-    return [
-        [
-            _Addition(terms=[term], start=start, stop=min(start + step, rows), add=partial(_add_rows, term, start))
-            for term in batch
-        ]
-        for start in range(0, rows, step)
-    ]
-
-
-def _compiled_chunks(batch: Sequence[Term], loops: Loops) -> list[list[_Addition]]:
-    total = batch[0].total.numpy().reshape(-1)
-    # float32 like the values, so that the comparison converts nothing; a larger limit is no limit.
-    limit = np.float32(min(batch[0].limit, _LARGEST_FLOAT32))
-    groups = []
-    for first in range(0, len(batch), ADDED_TOGETHER):
-        terms = batch[first : first + ADDED_TOGETHER]
-        values = [term.values.numpy().reshape(-1) for term in terms]
-        factors = [float(term.factor) for term in terms]
-        # Unused slots of the loop add 0 times the first array.
-        spare = ADDED_TOGETHER - len(terms)
-        arrays, numbers = (*values, *values[:1] * spare), (*factors, *[0.0] * spare)
-        groups.append((terms, _TermGroup(loops=loops, total=total, values=arrays, factors=numbers, limit=limit)))
-    return [
-        [
-            _Addition(
-                terms=terms,
-                start=start,
-                stop=min(start + COMPILED_ADD_CHUNK, total.size),
-                add=partial(group.add, start),
-            )
-            for terms, group in groups
-        ]
-        for start in range(0, total.size, COMPILED_ADD_CHUNK)
-    ]
+    add = partial(_add_rows, term, total)
+    for start in range(0, rows, step):
+        yield _Addition(terms=[term], start=start, stop=min(start + step, rows), add=add)
 
 
 def _is_plain(term: Term) -> bool:
     return (
         isinstance(term.factor, float)
-        and term.scatter is None
+        and isinstance(term.region.map, Gather)
         and term.values.dtype == torch.float32
         and term.values.is_contiguous()
         and term.total.is_contiguous()
     )
 
 
-def _add_rows(term: Term, start: int, sign: int, stop: int) -> int:
-    total, values, factor = term.total, term.values, term.factor
-    if term.scatter is None and total.dim():
+def _add_rows(term: Term, total: Tensor, start: int, sign: int, stop: int) -> int:
+    values, factor, is_part = term.values, term.factor, term.region.whole or term.region.is_view
+    if is_part and total.dim():
         total, values = total[start:stop], values[start:stop]
         factor = factor.expand(term.values.shape)[start:stop] if isinstance(factor, Tensor) else factor
     if not _is_allowed(values, term.limit):
@@ -188,10 +194,10 @@ def _add_rows(term: Term, start: int, sign: int, stop: int) -> int:
     units = values.to(torch.float64).mul_(factor).round_().to(torch.int64)
     if sign < 0:
         units.neg_()
-    if term.scatter is None:
+    if is_part:
         total.add_(units)
     else:
-        term.scatter(units, total)
+        term.region.map.scatter(units, total)
     return stop
 
 
@@ -243,13 +249,20 @@ def _memory_like(tensor: Tensor) -> Tensor:
 
 
 def _jobs(move: Move, new: Tensor, loops: Loops | None) -> Iterator[Callable[[], bool]]:
-    units, clients = move.regions.shared_units_and_clients() or (0, 0)
-    if loops is None or clients < move.min_clients or move.old.dtype != torch.float32:
+    if loops is None or move.old.dtype != torch.float32:
         yield partial(_move_by_pytorch, move, new)
         return
-    # Dividing by a power of two is exact.
-    divisor = units / move.scale
+    shared = move.regions.shared_units_and_clients()
     old, total, target = (tensor.reshape(-1).numpy() for tensor in (move.old, move.total, new))
+    if shared is None or shared[1] < move.min_clients:
+        counts = tuple(cells.numpy() for cells in move.regions.cell_units_and_clients())
+        step = max(1, COMPILED_MOVE_CHUNK * len(counts[0]) // max(1, len(old)))
+        for start in range(0, len(counts[0]), step):
+            span = start, min(start + step, len(counts[0]))
+            yield partial(loops.move_cells, old, total, counts, (move.min_clients, move.scale), target, span)
+        return
+    # Dividing by a power of two is exact.
+    divisor = shared[0] / move.scale
     for start in range(0, new.numel(), COMPILED_MOVE_CHUNK):
         stop = min(start + COMPILED_MOVE_CHUNK, new.numel())
         yield partial(loops.move, old, total, divisor, target, start, stop)

@@ -45,6 +45,12 @@ class Gather:
     unfolded_local: tuple[int, ...] | None = None
     local: tuple[int, ...] | None = None
 
+    def measure_local(self) -> tuple[int, ...]:
+        """The shape of the local tensor."""
+        return self.local or tuple(
+            own.stop - own.start if isinstance(own, slice) else len(own.reshape(-1)) for own in self.index
+        )
+
     def extract(self, tensor: Tensor) -> Tensor:
         """The local tensor: a view if all factors are slices and no dimension is a product, else a copy."""
         if self.unfolded is None or self.local is None:
@@ -57,6 +63,17 @@ class Gather:
             into[self.index] += local
         else:
             into.view(self.unfolded)[self.index] += local.reshape(self.unfolded_local)
+
+
+def drop_dims(gather: Gather, count: int) -> Gather:
+    """The map of a tensor without its last dimensions, which it does not cut and which are no products."""
+    index = tuple(own if isinstance(own, slice) else own.reshape(own.shape[:-count]) for own in gather.index[:-count])
+    return Gather(
+        index=index,  # type: ignore[arg-type]
+        unfolded=gather.unfolded and gather.unfolded[:-count],
+        unfolded_local=gather.unfolded_local and gather.unfolded_local[:-count],
+        local=gather.local and gather.local[:-count],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
