@@ -137,7 +137,7 @@ def _python_growth(
 
 PROGRAM_COPIES = 3
 """The program as it was read, its copy where the runtime may read it, and about as much in gaps that loading leaves."""
-BASE_BYTES = 450_000
+BASE_BYTES = 300_000
 """Memory that any training takes on a device, for Python's objects."""
 _GROWING_FRACTION, _FIRST_GROWING_BYTES, _LATER_GROWING_FRACTION = 1 / 8, 1_050_000, 1 / 100
 """What XNNPACK's workspace takes besides while it grows a little in the first step: an eighth of it up to that size,
