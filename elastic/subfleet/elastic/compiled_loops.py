@@ -17,8 +17,8 @@ from torch import Tensor
 
 ADDED_TOGETHER = 4
 """Arrays of one region that are added to a sum in one pass; more would not fit the registers."""
-WORTH_COMPILING = 2**20
-"""Number of elements from which threads, and compiling for a second in each process, pay off."""
+WORTH_COMPILING = 2**22
+"""Number of elements from which threads, and compiling for two seconds in each process, pay off."""
 
 _Array = Any
 """A contiguous NumPy array of one dimension."""
@@ -54,14 +54,14 @@ class Loops:
     move_cells: Callable[[_Array, _Array, tuple[_Array, ...], tuple[int, float], _Array, _Span], bool]
 
 
-def loops_and_threads(tensors: Sequence[Tensor]) -> tuple[Loops | None, int]:
+def loops_and_threads(tensors: Sequence[Tensor], *, passes: int = 1) -> tuple[Loops | None, int]:
     """The compiled loops, if any, and the number of threads for these tensors.
 
-    Without loops and with one thread if the tensors are not on the CPU or too small to pay off; otherwise
-    `torch.get_num_threads()` threads.
+    Without loops and with one thread if the tensors are not on the CPU or too small to pay off, although there are so
+    many passes over them; otherwise `torch.get_num_threads()` threads.
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    if not on_cpu or sum(tensor.numel() for tensor in tensors) < WORTH_COMPILING:
+    if not on_cpu or passes * sum(tensor.numel() for tensor in tensors) < WORTH_COMPILING:
         return None, 1
     return compile_loops(), torch.get_num_threads()
 

@@ -165,7 +165,7 @@ class HeldRegions:
         return units, clients
 
     def _add_number(self, cells: Tensor, number: int, region: HeldRegion) -> None:
-        loops, _ = loops_and_threads([self._expand(cells)])
+        loops, _ = loops_and_threads([self._expand(cells)], passes=4)  # for units and clients, region by region
         if loops is None or not isinstance(region.map, Gather):
             region.map.scatter(cells.new_full(region.local_shape, number), cells)
             return
