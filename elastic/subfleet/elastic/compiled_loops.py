@@ -27,7 +27,7 @@ _Array = Any
 _Rows = tuple[_Array, ...]
 """Starts, firsts, lengths and the three arrays of parts of `subfleet.elastic.region_rows.RegionRows`."""
 _Span = tuple[int, int]
-"""The first row, and the one after the last."""
+"""The first row or element, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,16 @@ class Loops:
             or a row with a value that is not finite or exceeds the float32 limit.
         add_together: the same for tuples of `ADDED_TOGETHER` arrays and as many factors.
         add_number: (total, number, rows) adds an integer to int64 sums, in all rows.
-        move: (old, total, divisor, new, start, stop) writes old + total / divisor, computed in float64, to the float32
-            array `new`, or old itself where the int64 total is 0. Returns True.
-        move_cells: (old, total, (units, clients), (least, scale), new, span) does the same with the divisor units /
-            scale of each cell of equally many elements, from cell to cell; it writes old where clients are fewer than
-            least.
+        move: (old, total, (units, clients), (least, scale), new, span) writes old + total / (units / scale), computed
+            in float64, to the elements of a span of the float32 array `new`. Units and clients have a number for each
+            cell of equally many elements. It writes old where the int64 total is 0, or clients are fewer than least,
+            and returns True.
     """
 
     add: Callable[[_Array, _Array, float, np.float32, _Rows, _Span], int]
     add_together: Callable[[_Array, tuple[_Array, ...], tuple[float, ...], np.float32, _Rows, _Span], int]
     add_number: Callable[[_Array, int, _Rows], None]
-    move: Callable[[_Array, _Array, float, _Array, int, int], bool]
-    move_cells: Callable[[_Array, _Array, tuple[_Array, ...], tuple[int, float], _Array, _Span], bool]
+    move: Callable[[_Array, _Array, tuple[_Array, ...], tuple[int, float], _Array, _Span], bool]
 
 
 def loops_and_threads(tensors: Sequence[Tensor], *, passes: int = 1) -> tuple[Loops | None, int]:
@@ -81,7 +79,6 @@ def compile_loops() -> Loops | None:
         add_together=compiled(_make_add_together(units, place)),
         add_number=compiled(_add_number),
         move=compiled(_move),
-        move_cells=compiled(_move_cells),
     )
 
 
@@ -160,21 +157,15 @@ def _add_number(total, number, rows):  # type: ignore[no-untyped-def]
                 block[i] += number
 
 
-def _move(old, total, divisor, new, start, stop):  # type: ignore[no-untyped-def]
-    old, total, new = old[start:stop], total[start:stop], new[start:stop]
-    for i in range(new.size):
-        moved = np.float32(np.float64(old[i]) + np.float64(total[i]) / divisor)
-        new[i] = moved if total[i] != 0 else old[i]
-    return True
-
-
-def _move_cells(old, total, counts, limits, new, span):  # type: ignore[no-untyped-def]
+def _move(old, total, counts, limits, new, span):  # type: ignore[no-untyped-def]
     length = old.size // counts[0].size
-    for cell in range(span[0], span[1]):
+    for cell in range(span[0] // length, (span[1] - 1) // length + 1):
+        first, last = max(span[0], cell * length), min(span[1], (cell + 1) * length)
+        before, sums, after = old[first:last], total[first:last], new[first:last]
         enough = counts[1][cell] >= limits[0]
         # Dividing by a power of two is exact.
         divisor = np.float64(max(counts[0][cell], 1)) / limits[1]
-        for i in range(cell * length, (cell + 1) * length):
-            moved = np.float32(np.float64(old[i]) + np.float64(total[i]) / divisor)
-            new[i] = moved if enough and total[i] != 0 else old[i]
+        for i in range(after.size):
+            moved = np.float32(np.float64(before[i]) + np.float64(sums[i]) / divisor)
+            after[i] = moved if enough and sums[i] != 0 else before[i]
     return True

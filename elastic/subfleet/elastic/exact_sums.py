@@ -252,20 +252,11 @@ def _jobs(move: Move, new: Tensor, loops: Loops | None) -> Iterator[Callable[[],
     if loops is None or move.old.dtype != torch.float32:
         yield partial(_move_by_pytorch, move, new)
         return
-    shared = move.regions.shared_units_and_clients()
     old, total, target = (tensor.reshape(-1).numpy() for tensor in (move.old, move.total, new))
-    if shared is None or shared[1] < move.min_clients:
-        counts = tuple(cells.numpy() for cells in move.regions.cell_units_and_clients())
-        step = max(1, COMPILED_MOVE_CHUNK * len(counts[0]) // max(1, len(old)))
-        for start in range(0, len(counts[0]), step):
-            span = start, min(start + step, len(counts[0]))
-            yield partial(loops.move_cells, old, total, counts, (move.min_clients, move.scale), target, span)
-        return
-    # Dividing by a power of two is exact.
-    divisor = shared[0] / move.scale
+    counts = tuple(cells.numpy() for cells in move.regions.cell_units_and_clients())
     for start in range(0, new.numel(), COMPILED_MOVE_CHUNK):
-        stop = min(start + COMPILED_MOVE_CHUNK, new.numel())
-        yield partial(loops.move, old, total, divisor, target, start, stop)
+        span = start, min(start + COMPILED_MOVE_CHUNK, new.numel())
+        yield partial(loops.move, old, total, counts, (move.min_clients, move.scale), target, span)
 
 
 def _move_by_pytorch(move: Move, new: Tensor) -> bool:

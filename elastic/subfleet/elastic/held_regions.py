@@ -51,10 +51,10 @@ class HeldRegion:
 
     def drop_dims(self, count: int) -> "HeldRegion":
         """The region of the first dimensions of the tensor; the last ones are not cut."""
-        if count and 0 not in self._cells:
+        if count and count not in self._cells:
             kept = len(self.shape) - count
-            self._cells[0] = make_region(drop_dims(cast("Gather", self.map), count), self.shape[:kept])
-        return self._cells[0] if count else self
+            self._cells[count] = make_region(drop_dims(cast("Gather", self.map), count), self.shape[:kept])
+        return self._cells[count] if count else self
 
 
 def make_region(tensor_map: TensorMap, shape: tuple[int, ...]) -> HeldRegion:
@@ -149,7 +149,12 @@ class HeldRegions:
         return units, clients
 
     def cell_units_and_clients(self) -> tuple[Tensor, Tensor]:
-        """The same for each index of the dimensions that may be cut: equally many elements follow one another."""
+        """The same for each cell of equally many elements, in order.
+
+        A cell is an index of the dimensions that may be cut, or the whole tensor if all elements are alike.
+        """
+        if (shared := self.shared_units_and_clients()) is not None:
+            return torch.tensor([shared[0]]), torch.tensor([shared[1]])
         units, clients = self._count_cells()
         return units.reshape(-1), clients.reshape(-1)
 

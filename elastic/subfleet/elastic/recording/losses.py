@@ -3,20 +3,18 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.axes import add_sums
 from subfleet.elastic.recording.inputs import InputPart, count_numbers
 from subfleet.elastic.recording.record import NetworkRecord
 from subfleet.elastic.recording.recorder import record_module
-from subfleet.elastic.recording.replaying import ReplayedModule
+from subfleet.elastic.recording.replaying import replay_whole
 from subfleet.protocol.errors import ConfigError, SubfleetError
 
 LossFunction = Callable[[Tensor, Tensor], Any]
-Labels = Literal["classes", "numbers"]
 
 
 def record_loss(function: LossFunction, record: NetworkRecord, input_shape: tuple[int, ...]) -> NetworkRecord:
@@ -59,11 +57,9 @@ def record_loss(function: LossFunction, record: NetworkRecord, input_shape: tupl
 
 def _find_output_shape(record: NetworkRecord, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the recorded module's outputs for one sample."""
-    sizes = add_sums(record.sums, {axis.name: axis.size for axis in record.axes})
     with torch.device("meta"):
-        module = ReplayedModule(record, sizes, frozenset(block.name for block in record.blocks)).eval()
         inputs = torch.zeros((1, *input_shape), dtype=torch.int64 if record.symbols else torch.float32)
-        shape = tuple(module(inputs).shape[1:])
+        shape = tuple(replay_whole(record).eval()(inputs).shape[1:])
     return (shape[-1], *shape[:-1]) if record.predicts == "pixel" else shape
 
 

@@ -168,6 +168,12 @@ class ReplayedModule(nn.Module):
         return int(compute_size(size, self._sizes, batch))
 
 
+def replay_whole(record: NetworkRecord) -> ReplayedModule:
+    """The whole recorded network, with all blocks; its tensors have no values yet."""
+    sizes = add_sums(record.sums, {axis.name: axis.size for axis in record.axes})
+    return ReplayedModule(record, sizes, frozenset(block.name for block in record.blocks))
+
+
 class _OwnLoss:
     """The recorded loss of a network.
 

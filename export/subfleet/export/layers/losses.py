@@ -4,6 +4,7 @@ They compare class indices instead of gathering by them, as the objectives do. A
 left to PyTorch: padding could not be left out of it.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,46 +15,42 @@ from torch.nn import functional
 
 from subfleet.export.layers.replacing import LayerContext, Replacement
 
+_OLD_NAMES = ("size_average", "reduce")
+"""PyTorch's former arguments for `reduction`."""
 
-def _cross_entropy(  # noqa: PLR0913, PLR0917 - PyTorch's arguments
-    _context: LayerContext,
-    input: Tensor,  # noqa: A002 - PyTorch's name of it
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
+
+def _replace(function: Callable[..., Tensor], compute: Callable[..., Tensor]) -> Replacement:
+    """Return a replacement that computes the loss of each element, with the function's other arguments by name."""
+    signature = inspect.signature(function)
+
+    def loss(_context: LayerContext, *args: Any, **options: Any) -> Tensor:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        reduction, old = given.pop("reduction"), [given.pop(name, None) for name in _OLD_NAMES]
+        if reduction != "none" or any(value is not None for value in old):
+            return function(*args, **options)
+        return compute(given.pop("input"), given.pop("target"), **given)
+
+    return loss
+
+
+def _cross_entropy(
+    logits: Tensor, target: Tensor, *, weight: Tensor | None, ignore_index: int, label_smoothing: float
 ) -> Tensor:
-    if reduction != "none" or size_average is not None or reduce is not None:
-        return functional.cross_entropy(
-            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-        )
-    at = 1 if input.dim() > 1 else 0
-    wanted = target if target.is_floating_point() else _compare(target, input.shape[at]).movedim(-1, at).to(input.dtype)
+    at = 1 if logits.dim() > 1 else 0
+    indexed = not target.is_floating_point()
+    wanted = _compare(target, logits.shape[at]).movedim(-1, at).to(logits.dtype) if indexed else target
     if label_smoothing:
-        wanted = wanted * (1 - label_smoothing) + label_smoothing / input.shape[at]
-    terms = wanted * torch.log_softmax(input, at)
-    losses = -_weigh(terms, weight, at).sum(at)
-    return losses if target.is_floating_point() else losses * (target != ignore_index).to(losses.dtype)
+        wanted = wanted * (1 - label_smoothing) + label_smoothing / logits.shape[at]
+    losses = -_weigh(wanted * torch.log_softmax(logits, at), weight, at).sum(at)
+    return losses * (target != ignore_index).to(losses.dtype) if indexed else losses
 
 
-def _nll_loss(  # noqa: PLR0913, PLR0917 - PyTorch's arguments
-    _context: LayerContext,
-    input: Tensor,  # noqa: A002 - PyTorch's name of it
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    if reduction != "none" or size_average is not None or reduce is not None:
-        return functional.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
-    at = 1 if input.dim() > 1 else 0
-    terms = _compare(target, input.shape[at]).movedim(-1, at).to(input.dtype) * input
-    return -_weigh(terms, weight, at).sum(at) * (target != ignore_index).to(input.dtype)
+def _nll_loss(likelihoods: Tensor, target: Tensor, *, weight: Tensor | None, ignore_index: int) -> Tensor:
+    at = 1 if likelihoods.dim() > 1 else 0
+    terms = _compare(target, likelihoods.shape[at]).movedim(-1, at).to(likelihoods.dtype) * likelihoods
+    return -_weigh(terms, weight, at).sum(at) * (target != ignore_index).to(likelihoods.dtype)
 
 
 def _compare(indices: Tensor, count: int) -> Tensor:
@@ -64,53 +61,33 @@ def _weigh(terms: Tensor, weight: Tensor | None, at: int) -> Tensor:
     return terms if weight is None else terms * weight.reshape(-1, *[1] * (terms.dim() - 1 - at))
 
 
-def _binary_cross_entropy_with_logits(  # noqa: PLR0913, PLR0917 - PyTorch's arguments
-    _context: LayerContext,
-    input: Tensor,  # noqa: A002 - PyTorch's name of it
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
+def _binary_cross_entropy(
+    logits: Tensor, target: Tensor, *, weight: Tensor | None, pos_weight: Tensor | None
 ) -> Tensor:
-    if reduction != "none" or size_average is not None or reduce is not None:
-        return functional.binary_cross_entropy_with_logits(
-            input, target, weight, size_average, reduce, reduction, pos_weight
-        )
     positive = 1.0 if pos_weight is None else pos_weight
-    losses = (1 - target) * input - (1 + (positive - 1) * target) * functional.logsigmoid(input)
+    losses = (1 - target) * logits - (1 + (positive - 1) * target) * functional.logsigmoid(logits)
     return losses if weight is None else losses * weight
 
 
-def _make_piecewise(function: Callable[..., Tensor], border: str) -> Replacement:
-    """Return a replacement of a loss that is quadratic near 0 and linear beyond a border."""
+def _huber_loss(outputs: Tensor, target: Tensor, *, delta: float, weight: Tensor | None = None) -> Tensor:
+    distance = (outputs - target).abs()
+    losses = torch.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+    return losses if weight is None else losses * weight
 
-    def loss(
-        _context: LayerContext,
-        input: Tensor,  # noqa: A002 - PyTorch's name of it
-        target: Tensor,
-        *args: Any,
-        **options: Any,
-    ) -> Tensor:
-        given = {name: option for name, option in options.items() if option is not None}
-        at, weight = given.get(border, 1.0), given.get("weight")
-        if args or given.get("reduction") != "none" or not at or given.keys() - {"reduction", border, "weight"}:
-            return function(input, target, *args, **options)
-        distance = (input - target).abs()
-        losses = torch.where(distance < at, 0.5 * distance * distance, at * (distance - 0.5 * at))
-        losses = losses / at if border == "beta" else losses
-        return losses if weight is None else losses * weight
 
-    return loss
+def _smooth_l1_loss(outputs: Tensor, target: Tensor, *, beta: float) -> Tensor:
+    return _huber_loss(outputs, target, delta=beta) / beta if beta else (outputs - target).abs()
 
 
 LOSSES: Mapping[Any, Replacement] = MappingProxyType(
     {
-        functional.cross_entropy: _cross_entropy,
-        functional.nll_loss: _nll_loss,
-        functional.binary_cross_entropy_with_logits: _binary_cross_entropy_with_logits,
-        functional.huber_loss: _make_piecewise(functional.huber_loss, "delta"),
-        functional.smooth_l1_loss: _make_piecewise(functional.smooth_l1_loss, "beta"),
+        function: _replace(function, compute)
+        for function, compute in (
+            (functional.cross_entropy, _cross_entropy),
+            (functional.nll_loss, _nll_loss),
+            (functional.binary_cross_entropy_with_logits, _binary_cross_entropy),
+            (functional.huber_loss, _huber_loss),
+            (functional.smooth_l1_loss, _smooth_l1_loss),
+        )
     }
 )

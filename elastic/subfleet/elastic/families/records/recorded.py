@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from subfleet.elastic.axes import add_sums
 from subfleet.elastic.families.records.checks import Counts
 from subfleet.elastic.network import Norm, Places
 from subfleet.elastic.recording.record import NetworkRecord, unpack_record
@@ -86,8 +85,6 @@ class Recorded:
 
     def module(self) -> "nn.Module":
         """See `Family`."""
-        from subfleet.elastic.recording.replaying import ReplayedModule
+        from subfleet.elastic.recording.replaying import replay_whole
 
-        record = self.record()
-        blocks = frozenset(block.name for block in record.blocks)
-        return ReplayedModule(record, add_sums(record.sums, {axis.name: axis.size for axis in record.axes}), blocks)
+        return replay_whole(self.record())
