@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,8 +21,14 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture, Explicit, Roll
 from subfleet.testing.submodels import find_held_elements, have_same_bits
 
-NETWORK = network_of(MLP)
-FULL = NETWORK.full_architecture()
+
+@cache
+def network() -> Network:
+    return network_of(MLP)
+
+
+def uncut() -> Architecture:
+    return network().full_architecture()
 
 
 def make_contributions(network: Network, architectures: Sequence[Architecture]) -> list[Contribution]:
@@ -45,27 +52,27 @@ def make_contributions(network: Network, architectures: Sequence[Architecture]) 
 
 def cut_architectures() -> list[Architecture]:
     """Prefixes, a roll over the end, and explicit indices."""
-    space = uniform_space(NETWORK, (0.25, 0.5, 1))
-    axis = next(axis for axis in NETWORK.axes.values() if axis.kind == "channel" and axis.size == 8)
-    rolled = Architecture(axes=((axis.name, Roll(start=6, size=4)),), blocks=FULL.blocks)
-    listed = Architecture(axes=((axis.name, Explicit(indices=(4, 5, 0, 1))),), blocks=FULL.blocks)
+    space = uniform_space(network(), (0.25, 0.5, 1))
+    axis = next(axis for axis in network().axes.values() if axis.kind == "channel" and axis.size == 8)
+    rolled = Architecture(axes=((axis.name, Roll(start=6, size=4)),), blocks=uncut().blocks)
+    listed = Architecture(axes=((axis.name, Explicit(indices=(4, 5, 0, 1))),), blocks=uncut().blocks)
     return [space[0], space[-1], rolled, listed]
 
 
 @pytest.mark.slow
 def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device) -> None:
-    contributions = make_contributions(NETWORK, cut_architectures())
+    contributions = make_contributions(network(), cut_architectures())
     total = sum(contribution.weight for contribution in contributions)
     names = ("section0.block0.layer1.weight", "section2.block1.norm2.bias", "norm.weight", "head.weight")
-    state = {name: torch.zeros(NETWORK.tensors[name].shape) for name in names}
-    on_cpu = Accumulator(NETWORK, state, total_weight=total)
+    state = {name: torch.zeros(network().tensors[name].shape) for name in names}
+    on_cpu = Accumulator(network(), state, total_weight=total)
     on_cpu.add_many(contributions)
     expected = on_cpu.finish()
     order = random.Random(0)
     for _ in range(100):
         order.shuffle(contributions)
         cut, end = sorted(order.randrange(len(contributions) + 1) for _ in range(2))
-        left, right = (Accumulator(NETWORK, to_device(device, state), total_weight=total) for _ in range(2))
+        left, right = (Accumulator(network(), to_device(device, state), total_weight=total) for _ in range(2))
         left.add_many(contributions[:cut])
         for contribution in contributions[cut:end]:
             right.add(contribution.architecture, contribution.change, contribution.weight)
@@ -81,11 +88,11 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
 def test_chunks_kernels_and_threads_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: int, cut: bool
 ) -> None:
-    contributions = make_contributions(NETWORK, [FULL, *(cut_architectures() if cut else []), FULL])
-    state = random_state(NETWORK, 1)
+    contributions = make_contributions(network(), [uncut(), *(cut_architectures() if cut else []), uncut()])
+    state = random_state(network(), 1)
 
     def aggregate() -> dict[str, Tensor]:
-        accumulator = Accumulator(NETWORK, state, total_weight=30)
+        accumulator = Accumulator(network(), state, total_weight=30)
         accumulator.add_many(contributions)
         return accumulator.finish()
 
@@ -156,34 +163,36 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
     if compiled:
         monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    state, good = random_state(NETWORK, 1), make_contributions(NETWORK, cut_architectures())
-    accumulator = Accumulator(NETWORK, state, total_weight=100)
+    state, good = random_state(network(), 1), make_contributions(network(), cut_architectures())
+    accumulator = Accumulator(network(), state, total_weight=100)
     accumulator.add_many(good)
     before, held = accumulator.finish(), accumulator.find_held()
     for name in ("section0.block0.layer1.weight", "head.bias"):
-        damaged = random_change(NETWORK, FULL, 3)
+        damaged = random_change(network(), uncut(), 3)
         damaged[name].view(-1)[-1] = bad
         with pytest.raises(ProtocolError, match=name):
-            accumulator.add_many([*good, Contribution(architecture=FULL, change=damaged, weight=1.0), *good])
+            accumulator.add_many([*good, Contribution(architecture=uncut(), change=damaged, weight=1.0), *good])
         assert have_same_bits(accumulator.finish(), before)
         assert all(torch.equal(accumulator.find_held()[other], held[other]) for other in held)
     # The weight was not counted either.
     accumulator.add(
-        FULL, random_change(NETWORK, FULL, 4), 100 - 1e-3 - sum(contribution.weight for contribution in good)
+        uncut(),
+        random_change(network(), uncut(), 4),
+        100 - 1e-3 - sum(contribution.weight for contribution in good),
     )
 
 
 def test_elements_move_only_where_enough_clients_hold_them(device: torch.device) -> None:
-    architectures = [FULL, *cut_architectures()]
-    state = random_state(NETWORK, 0)
-    accumulator = Accumulator(NETWORK, to_device(device, state), total_weight=10, min_contributors=3)
-    counts = {name: torch.zeros(decl.shape, dtype=torch.int64) for name, decl in NETWORK.tensors.items()}
+    architectures = [uncut(), *cut_architectures()]
+    state = random_state(network(), 0)
+    accumulator = Accumulator(network(), to_device(device, state), total_weight=10, min_contributors=3)
+    counts = {name: torch.zeros(decl.shape, dtype=torch.int64) for name, decl in network().tensors.items()}
     for seed, architecture in enumerate(architectures):
-        accumulator.add(architecture, random_change(NETWORK, architecture, seed), 1.0)
-        for name, held in find_held_elements(NETWORK, architecture).items():
+        accumulator.add(architecture, random_change(network(), architecture, seed), 1.0)
+        for name, held in find_held_elements(network(), architecture).items():
             counts[name] += held
     # A client without weight does not count.
-    accumulator.add(FULL, random_change(NETWORK, FULL, 9), 0.0)
+    accumulator.add(uncut(), random_change(network(), uncut(), 9), 0.0)
     new, held_now = to_device(torch.device("cpu"), accumulator.finish()), accumulator.find_held()
     stayed = 0
     for name, count in counts.items():
@@ -196,13 +205,13 @@ def test_elements_move_only_where_enough_clients_hold_them(device: torch.device)
 
 @pytest.mark.slow
 def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
-    state = random_state(NETWORK, 0)
-    accumulator = Accumulator(NETWORK, to_device(device, state), total_weight=12, min_contributors=2)
+    state = random_state(network(), 0)
+    accumulator = Accumulator(network(), to_device(device, state), total_weight=12, min_contributors=2)
     rows = [torch.tensor([[1.0], [0.0], [0.5], [0.0]]), torch.tensor([[1.0], [1.0], [0.25], [0.0]])]
-    changes, weights = [random_change(NETWORK, FULL, seed) for seed in (1, 2)], (2.0, 8.0)
+    changes, weights = [random_change(network(), uncut(), seed) for seed in (1, 2)], (2.0, 8.0)
     for change, weight, factor in zip(changes, weights, rows, strict=True):
         accumulator.add(
-            FULL,
+            uncut(),
             change,
             weight,
             factors={"head.weight": factor.to(device), "head.bias": factor[:, 0], "norm.bias": 0.25, "norm.weight": 0},
@@ -222,15 +231,15 @@ def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
 
 def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> None:
     """FedFA grafts the last block of a shallow client onto the blocks that it lacks."""
-    state = random_state(NETWORK, 0)
+    state = random_state(network(), 0)
     shallow = Architecture(blocks=())
-    maps = tensor_maps(NETWORK, FULL)
-    own = [Placement(local=name, name=name, map=maps[name]) for name in NETWORK.shapes(shallow)]
+    maps = tensor_maps(network(), uncut())
+    own = [Placement(local=name, name=name, map=maps[name]) for name in network().shapes(shallow)]
     grafted = Placement(
         local="section2.block0.norm1.weight", name="section2.block1.norm1.weight", map=maps["norm.weight"]
     )
-    change = random_change(NETWORK, shallow, 1)
-    accumulator = Accumulator(NETWORK, to_device(device, state), total_weight=1)
+    change = random_change(network(), shallow, 1)
+    accumulator = Accumulator(network(), to_device(device, state), total_weight=1)
     accumulator.add(shallow, change, 1.0, placements=[*own, grafted])
     new = to_device(torch.device("cpu"), accumulator.finish())
     for name in (grafted.local, grafted.name):
@@ -243,34 +252,44 @@ def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> No
     [("nothing", "norm.bias", "'nothing'"), ("norm.bias", "nothing", "'nothing'"), ("norm.bias", "norm.bias", "two")],
 )
 def test_unknown_and_repeated_placements_are_refused(local: str, name: str, reason: str) -> None:
-    maps = tensor_maps(NETWORK, FULL)
+    maps = tensor_maps(network(), uncut())
     placements = [
         Placement(local=tensor_name, name=tensor_name, map=tensor_map) for tensor_name, tensor_map in maps.items()
     ]
     placements.append(Placement(local=local, name=name, map=maps["norm.bias"]))
-    accumulator = Accumulator(NETWORK, random_state(NETWORK, 0), total_weight=1)
+    accumulator = Accumulator(network(), random_state(network(), 0), total_weight=1)
     with pytest.raises(ConfigError, match=reason):
-        accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, placements=placements)
-    assert have_same_bits(accumulator.finish(), random_state(NETWORK, 0))
+        accumulator.add(
+            uncut(),
+            random_change(network(), uncut(), 1),
+            1.0,
+            placements=placements,
+        )
+    assert have_same_bits(accumulator.finish(), random_state(network(), 0))
 
 
 @pytest.mark.parametrize(
     "factor", [-0.5, 1.5, float("nan"), torch.tensor([0.5, 2.0, 0.5, 0.5]), torch.tensor([0.5, 0.5, 0.5])]
 )
 def test_factors_out_of_range_or_shape_are_refused(factor: float | Tensor) -> None:
-    state = random_state(NETWORK, 0)
-    accumulator = Accumulator(NETWORK, state, total_weight=1)
+    state = random_state(network(), 0)
+    accumulator = Accumulator(network(), state, total_weight=1)
     with pytest.raises(ProtocolError, match=r"head\.bias"):
-        accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, factors={"head.bias": factor})
+        accumulator.add(
+            uncut(),
+            random_change(network(), uncut(), 1),
+            1.0,
+            factors={"head.bias": factor},
+        )
     assert have_same_bits(accumulator.finish(), state)
 
 
 def test_some_tensors_alone_are_aggregated(device: torch.device) -> None:
-    state, change = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
-    whole = Accumulator(NETWORK, to_device(device, state), total_weight=1)
-    part = Accumulator(NETWORK, to_device(device, {"head.bias": state["head.bias"]}), total_weight=1)
+    state, change = random_state(network(), 0), random_change(network(), uncut(), 1)
+    whole = Accumulator(network(), to_device(device, state), total_weight=1)
+    part = Accumulator(network(), to_device(device, {"head.bias": state["head.bias"]}), total_weight=1)
     for accumulator in (whole, part):
-        accumulator.add(FULL, change, 1.0)
+        accumulator.add(uncut(), change, 1.0)
     assert part.finish().keys() == {"head.bias"}
     assert torch.equal(part.finish()["head.bias"], whole.finish()["head.bias"])
 
@@ -278,10 +297,10 @@ def test_some_tensors_alone_are_aggregated(device: torch.device) -> None:
 @pytest.mark.slow
 def test_a_tensor_that_few_hold_is_not_pulled_towards_its_old_value() -> None:
     # A denominator of at least 1 would pull it.
-    state = random_state(NETWORK, 0)
-    change = random_change(NETWORK, FULL, 1)
-    accumulator = Accumulator(NETWORK, state, total_weight=100)
-    accumulator.add(FULL, change, 0.01)
+    state = random_state(network(), 0)
+    change = random_change(network(), uncut(), 1)
+    accumulator = Accumulator(network(), state, total_weight=100)
+    accumulator.add(uncut(), change, 0.01)
     for name, tensor in accumulator.finish().items():
         torch.testing.assert_close(tensor, state[name] + change[name], atol=1e-6, rtol=1e-6)
 
@@ -315,4 +334,4 @@ def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device:
 
 def test_fewer_than_one_contributor_is_refused() -> None:
     with pytest.raises(ConfigError, match="min_contributors"):
-        Accumulator(NETWORK, random_state(NETWORK, 0), total_weight=1, min_contributors=0)
+        Accumulator(network(), random_state(network(), 0), total_weight=1, min_contributors=0)

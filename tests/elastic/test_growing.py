@@ -278,12 +278,13 @@ def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
     assert hash(again) == hash(grown)
 
 
-GROWN = deepen(deepen(RESNET, "section1.block0"), "section0.block0")
-"""Its blocks are numbered 0, 2, 1 and 0, 3, 1, 2."""
+def grow_resnet() -> Family:
+    """Return a network whose blocks are numbered 0, 2, 1 and 0, 3, 1, 2."""
+    return deepen(deepen(RESNET, "section1.block0"), "section0.block0")
 
 
 def test_spaces_keep_the_first_blocks_by_position() -> None:
-    network = network_of(GROWN)
+    network = network_of(grow_resnet())
     assert [block.name for block in network.blocks] == [
         f"section{name}" for name in ("0.block2", "0.block1", "1.block3", "1.block1", "1.block2")
     ]
@@ -304,7 +305,7 @@ def test_spaces_keep_the_first_blocks_by_position() -> None:
 
 
 def test_the_last_block_that_is_kept_stands_for_those_behind_it() -> None:
-    network = network_of(GROWN)
+    network = network_of(grow_resnet())
     grafted = graft(network, Architecture(blocks=("section1.block3", "section1.block1")))
     assert grafted.sources["section1.block2.layer1.weight"] == "section1.block1.layer1.weight"
     assert grafted.sources["section1.block3.layer1.weight"] == "section1.block3.layer1.weight"

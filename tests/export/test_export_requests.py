@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import pytest
-from export.export_cases import FULL_SGD, GROWN_RESNET, MLP, PLAIN, RESNET, largest, smallest, train_request
+from export.export_cases import FULL_SGD, MLP, PLAIN, RESNET, grow_resnet, largest, smallest, train_request
 
 from subfleet.elastic.families import PRESETS, preset
 from subfleet.export import requests, versions
@@ -102,8 +102,8 @@ def test_ids_of_published_networks_programs_stay(name: str, monkeypatch: pytest.
 
 def test_a_network_whose_blocks_have_other_names_has_another_program() -> None:
     deeper = dataclasses.replace(RESNET, depths=(2, 3))
-    assert deeper != GROWN_RESNET
-    assert train_request("onnx", GROWN_RESNET).program_id != train_request("onnx", deeper).program_id
+    assert deeper != grow_resnet()
+    assert train_request("onnx", grow_resnet()).program_id != train_request("onnx", deeper).program_id
 
 
 def test_batches_in_one_part_need_summed_gradients() -> None:

@@ -27,7 +27,7 @@ def infer_request(target: str, model: Family, architecture: Architecture) -> Inf
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_a_model_gives_the_logits_of_pytorch(target: str, case: str) -> None:
-    config, submodel = CASES[case]
+    config, submodel = CASES[case]()
     network = network_of(config)
     state = extract(network, submodel, init_state(network, 3))
     body, difference = export_inference_model(infer_request(target, config, submodel), state)

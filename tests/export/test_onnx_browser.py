@@ -21,7 +21,7 @@ pytestmark = [
 def test_a_browser_gives_the_same_step(tmp_path: Path) -> None:
     jobs, expected = {}, {}
     for name in ("resnet smallest", "mlp scattered"):
-        model, architecture = CASES[name]
+        model, architecture = CASES[name]()
         request = train_request("onnx", model, architecture=architecture)
         step, body = step_of(request), bytes(program_of(request).body)
         example = step.example(torch.Generator().manual_seed(5))

@@ -24,7 +24,7 @@ def test_the_oldest_runtime_gives_the_same_steps(tmp_path: Path) -> None:
     programs: dict[str, bytes] = {}
     examples: dict[str, dict[str, Tensor]] = {}
     for name in NAMES:
-        model, architecture = CASES[name]
+        model, architecture = CASES[name]()
         request = train_request("onnx", model, architecture=architecture)
         step = steps[name] = step_of(request)
         example = step.example(torch.Generator().manual_seed(6))

@@ -43,7 +43,7 @@ _OPERATORS_OF_ALL = {"onnx": {"Mul", "Sub"}, "executorch": {"XnnpackBackend", "a
     ("case", "target"), crossed(CASES, TARGET_NAMES, "resnet largest", "ungrouped resnet scattered", "mlp largest")
 )
 def test_a_program_is_the_step(target: str, case: str) -> None:
-    model, architecture = CASES[case]
+    model, architecture = CASES[case]()
     request = train_request(target, model, architecture=architecture)
     program = decode_program(encode_program(program_of(request)))
     step = step_of(request)

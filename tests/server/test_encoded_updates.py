@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -218,22 +218,26 @@ def test_a_weak_uplink_carries_a_larger_submodel_with_a_codec_and_a_weak_downlin
     assert min(compressed) > raw > 0
 
 
-ANYCOST = planned(
-    Run(
-        name="test",
-        model=replace(MODEL, widths=(32, 32), depths=(3, 2), norm="group"),
-        data=DataSettings(test="unused"),
-        method=AnycostFL(codec=TopKQsgd(fraction=0.05)),
-    ),
-    "run",
-)
+@cache
+def plan_anycost() -> RunContext:
+    return planned(
+        Run(
+            name="test",
+            model=replace(MODEL, widths=(32, 32), depths=(3, 2), norm="group"),
+            data=DataSettings(test="unused"),
+            method=AnycostFL(codec=TopKQsgd(fraction=0.05)),
+        ),
+        "run",
+    )
 
 
 def test_anycostfl_sends_everything_if_the_uplink_allows_it_and_less_if_it_lacks_a_byte() -> None:
-    size = ANYCOST.space[-1]
-    whole_bytes = update_bytes(ANYCOST.network, size, TopKQsgd(fraction=1.0))
+    size = plan_anycost().space[-1]
+    whole_bytes = update_bytes(plan_anycost().network, size, TopKQsgd(fraction=1.0))
     for short in (0, 1):
-        codec = ANYCOST.update_codec(ANYCOST.network, size, Budget(memory_bytes=1, uplink_bytes=whole_bytes - short))
+        codec = plan_anycost().update_codec(
+            plan_anycost().network, size, Budget(memory_bytes=1, uplink_bytes=whole_bytes - short)
+        )
         assert isinstance(codec, TopKQsgd)
         assert (codec.fraction == 1.0) != bool(short)
 
@@ -242,24 +246,24 @@ def test_anycostfl_sends_everything_if_the_uplink_allows_it_and_less_if_it_lacks
 @settings(max_examples=60, deadline=None)
 @given(uplink_bytes=st.integers(0, 25_000))
 def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:
-    chosen = ANYCOST.roles.assigner.assign(build_question(ANYCOST, uplink_bytes=uplink_bytes)).candidate
-    fitting = [candidate for candidate in ANYCOST.first.candidates if candidate.update_bytes <= uplink_bytes]
+    chosen = plan_anycost().roles.assigner.assign(build_question(plan_anycost(), uplink_bytes=uplink_bytes)).candidate
+    fitting = [candidate for candidate in plan_anycost().first.candidates if candidate.update_bytes <= uplink_bytes]
     assert chosen == (fitting[-1] if fitting else None)
     if chosen is None:
         return
-    codec = ANYCOST.update_codec(
-        ANYCOST.network, chosen.architecture, Budget(memory_bytes=1, uplink_bytes=uplink_bytes)
+    codec = plan_anycost().update_codec(
+        plan_anycost().network, chosen.architecture, Budget(memory_bytes=1, uplink_bytes=uplink_bytes)
     )
     assert isinstance(codec, TopKQsgd)
-    assert update_bytes(ANYCOST.network, chosen.architecture, codec) <= uplink_bytes
+    assert update_bytes(plan_anycost().network, chosen.architecture, codec) <= uplink_bytes
     denser = replace(codec, fraction=min(1.0, codec.fraction + 0.02))
-    assert codec.fraction == 1.0 or update_bytes(ANYCOST.network, chosen.architecture, denser) > uplink_bytes
+    assert codec.fraction == 1.0 or update_bytes(plan_anycost().network, chosen.architecture, denser) > uplink_bytes
     assert codec.fraction >= 0.05
 
 
 def test_anycostfl_sends_everything_without_a_limit_and_an_explicit_codec_always_applies() -> None:
-    size, free = ANYCOST.first.candidates[-1].architecture, Budget(memory_bytes=1)
-    assert ANYCOST.update_codec(ANYCOST.network, size, free) == TopKQsgd(fraction=1.0)
+    size, free = plan_anycost().first.candidates[-1].architecture, Budget(memory_bytes=1)
+    assert plan_anycost().update_codec(plan_anycost().network, size, free) == TopKQsgd(fraction=1.0)
     for codec, expected in ((None, Uncompressed()), (Qsgd(), Qsgd()), (TopK(fraction=0.5), TopK(fraction=1.0))):
         assert context_of(method=AnycostFL(codec=codec)).update_codec(PLAN.network, PLAN.space[0], free) == expected
     context = context_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))

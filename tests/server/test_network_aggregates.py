@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from server.aggregating import aggregate_clients
-from server.test_networks import CONTEXT, COPY, FIRST, grow_network, wider_lineage
+from server.test_networks import COPY, FIRST, grow_network, plan, wider_lineage
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.run_networks import Evolution, EvolutionContext
@@ -19,22 +19,22 @@ from subfleet.transport.blob_store import BlobStore
 
 def client_in(lineage: Lineage, client: DrawnClient, blobs: BlobStore) -> ClientState:
     """The state of a client that has trained the same submodel of another network."""
-    context = replace(CONTEXT, first=CONTEXT.get_declared(lineage))
+    context = replace(plan(), first=plan().get_declared(lineage))
     return store_update(context, client, blobs)
 
 
 @pytest.mark.slow
 def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    state, lineages = grow_network(wider_lineage("a"), draw_state(CONTEXT.network))
+    state, lineages = grow_network(wider_lineage("a"), draw_state(plan().network))
     first = [
-        store_update(CONTEXT, DrawnClient(name=name, size=index), blobs) for index, name in enumerate(("ada", "cyd"))
+        store_update(plan(), DrawnClient(name=name, size=index), blobs) for index, name in enumerate(("ada", "cyd"))
     ]
     second = [
         client_in(lineages[1], DrawnClient(name=name, size=index, samples=7), blobs)
         for index, name in enumerate(("bob", "dan"))
     ]
-    aggregation = partial(aggregate_clients, CONTEXT, blobs)
+    aggregation = partial(aggregate_clients, plan(), blobs)
     together = aggregation(state, 1, [*first, *second], None, lineages).state
     for network_id, clients in (("", first), ("a", second)):
         alone = aggregation(state, 1, clients, None, lineages).state
@@ -46,13 +46,13 @@ def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None
 
 def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    state, lineages = grow_network(COPY, draw_state(CONTEXT.network))
+    state, lineages = grow_network(COPY, draw_state(plan().network))
     clients = [
-        store_update(CONTEXT, DrawnClient(name="ada", size=0), blobs),
+        store_update(plan(), DrawnClient(name="ada", size=0), blobs),
         client_in(COPY, DrawnClient(name="bob", size=0), blobs),
     ]
     assert clients[1].update is not None
-    aggregation = partial(aggregate_clients, CONTEXT, blobs)
+    aggregation = partial(aggregate_clients, plan(), blobs)
     expected = aggregation(state, 1, clients, None, lineages).state.of("").shared
     blobs.path(clients[1].update.blob).write_bytes(b"no longer")
     aggregated = aggregation(state, 1, clients, None, lineages)
@@ -71,13 +71,13 @@ def test_a_network_appears_with_the_aggregate_and_retires_with_the_next(tmp_path
             return Evolution(after=inputs.after, born=(wide,))
         return Evolution(after=inputs.after, retired=("",))
 
-    context = replace(CONTEXT, roles=with_steps(CONTEXT.roles, evolve=evolve))
+    context = replace(plan(), roles=with_steps(plan().roles, evolve=evolve))
     aggregation, clients = (
         partial(aggregate_clients, context, blobs),
-        [store_update(CONTEXT, DrawnClient(name="ada", size=0), blobs)],
+        [store_update(plan(), DrawnClient(name="ada", size=0), blobs)],
     )
-    plain = aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, clients)
-    first = aggregation(draw_state(CONTEXT.network), 1, clients)
+    plain = aggregate_clients(plan(), blobs, draw_state(plan().network), 1, clients)
+    first = aggregation(draw_state(plan().network), 1, clients)
     assert first.lineages == (FIRST, wide)
     assert have_same_bits(first.state.of("").shared, plain.state.shared), "a new network changes no other"
     assert have_same_bits(first.aggregated.shared, plain.state.shared)

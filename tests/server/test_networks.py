@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 from subfleet.serving.narration import describe_networks
+from subfleet.testing.rounds import MODEL as SMALL
 from subfleet.testing.rounds import draw_state, make_context, with_steps
 from subfleet.testing.submodels import have_same_bits
 
-CONTEXT = make_context(HeteroFL())
-CONFIG = CONTEXT.config.model
+CONFIG = SMALL
 WIDER = replace(CONFIG, widths=(12, 16), depths=(3, 3))
 FIRST = Lineage(id="", config=CONFIG)
 COPY = Lineage(id="a", config=CONFIG, parent="", map=Copied(), born_round=1)
@@ -64,6 +65,11 @@ architectures = st.builds(
     blocks=st.sampled_from([(), ("a",), ("a", "b")]),
     network=ids,
 )
+
+
+@cache
+def plan() -> RunContext:
+    return make_context(HeteroFL())
 
 
 def wider_lineage(network_id: str = "wide") -> Lineage:
@@ -79,7 +85,7 @@ def evolution_context(before: ModelState, **changes: Any) -> EvolutionContext:
         "round": 1,
         "seed": 3,
         "lineages": (FIRST,),
-        "networks": {"": CONTEXT.network},
+        "networks": {"": plan().network},
         "before": before,
         "after": before,
         "clients": (),
@@ -91,7 +97,7 @@ def evolution_context(before: ModelState, **changes: Any) -> EvolutionContext:
 
 
 def grow_network(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
-    return apply_evolution(CONTEXT, evolution_context(state), Evolution(after=state, born=(lineage,)))
+    return apply_evolution(plan(), evolution_context(state), Evolution(after=state, born=(lineage,)))
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -118,21 +124,21 @@ def test_the_ids_of_a_run_with_one_network_are_stable() -> None:
 
 
 def test_a_submodel_of_one_network_is_none_of_another() -> None:
-    other = CONTEXT.get_declared(COPY)
-    for architecture in CONTEXT.space:
+    other = plan().get_declared(COPY)
+    for architecture in plan().space:
         with pytest.raises(ConfigError, match="a submodel belongs to network '', but was used with network 'a'"):
             other.network.shapes(architecture)
-    assert [size.network for size in other.space] == ["a"] * len(CONTEXT.space)
-    assert [replace(size, network="", name="") for size in other.space] == [replace(a, name="") for a in CONTEXT.space]
+    assert [size.network for size in other.space] == ["a"] * len(plan().space)
+    assert [replace(size, network="", name="") for size in other.space] == [replace(a, name="") for a in plan().space]
     assert all(size.name.startswith("a ") for size in other.space)
 
 
 def test_submodels_of_two_networks_have_two_keys(tmp_path: Path) -> None:
-    state, _ = grow_network(COPY, draw_state(CONTEXT.network))
-    views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
+    state, _ = grow_network(COPY, draw_state(plan().network))
+    views = Views(context=plan(), samples=torch.zeros(1, 5))
     keys = set()
     for network_id in ("", "a"):
-        size = replace(CONTEXT.get_declared(COPY if network_id else None).space[0], name="the same")
+        size = replace(plan().get_declared(COPY if network_id else None).space[0], name="the same")
         keys.add(views.of(state, Participant(client_id="ada", architecture=size, size=size)).key)
     assert len(keys) == 2
 
@@ -151,7 +157,7 @@ def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
 
 
 def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
-    before = draw_state(CONTEXT.network)
+    before = draw_state(plan().network)
     state, lineages = grow_network(COPY, before)
     assert lineages == (FIRST, COPY)
     child = state.of("a")
@@ -163,23 +169,23 @@ def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
-    before = draw_state(CONTEXT.network)
+    before = draw_state(plan().network)
     state, lineages = grow_network(wider_lineage(), before)
     inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     outputs = []
     for lineage in lineages:
-        network = CONTEXT.get_declared(lineage).network
+        network = plan().get_declared(lineage).network
         module = build_module(network, network.full_architecture())
         module.load_state_dict(dict(state.of(lineage.id).shared))
         outputs.append(module.eval()(inputs).detach())
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
-    largest = list_networks(CONTEXT, RunState(lineages=lineages))[1].space[-1]
-    assert estimate_size(CONTEXT, lineages, largest).parameters > CONTEXT.first.candidates[-1].parameters
+    largest = list_networks(plan(), RunState(lineages=lineages))[1].space[-1]
+    assert estimate_size(plan(), lineages, largest).parameters > plan().first.candidates[-1].parameters
 
 
 def test_a_drawn_network_begins_like_a_run_of_its_own() -> None:
     alone = Lineage(id="new", config=WIDER, born_round=1)
-    state, _ = grow_network(alone, draw_state(CONTEXT.network))
+    state, _ = grow_network(alone, draw_state(plan().network))
     assert have_same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
 
 
@@ -214,9 +220,9 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_of_a_method_is_an_error(name: str) -> None:
     answer, message = MISTAKES[name]
-    state = draw_state(CONTEXT.network)
+    state = draw_state(plan().network)
     with pytest.raises(ValueError, match=message):
-        apply_evolution(CONTEXT, evolution_context(state), answer(state))
+        apply_evolution(plan(), evolution_context(state), answer(state))
 
 
 def test_a_search_over_one_network_is_refused_with_changing_networks() -> None:
@@ -229,7 +235,7 @@ def test_a_search_over_one_network_is_refused_with_changing_networks() -> None:
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other settings than its parent"):
-        grow_network(replace(COPY, config=WIDER), draw_state(CONTEXT.network))
+        grow_network(replace(COPY, config=WIDER), draw_state(plan().network))
 
 
 # --- checkpoints and the journal --------------------------------------------------------------------------------------
@@ -237,12 +243,12 @@ def test_settings_that_a_map_does_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("retired", [(), ("",), ("a",)])
 def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
-    before = draw_state(CONTEXT.network)
+    before = draw_state(plan().network)
     answer = Evolution(after=before, born=(COPY, wider_lineage()))
-    state, lineages = apply_evolution(CONTEXT, evolution_context(before), answer)
-    networks = {lineage.id: CONTEXT.get_declared(lineage).network for lineage in lineages}
+    state, lineages = apply_evolution(plan(), evolution_context(before), answer)
+    networks = {lineage.id: plan().get_declared(lineage).network for lineage in lineages}
     later = evolution_context(state, round=2, lineages=lineages, networks=networks)
-    state, lineages = apply_evolution(CONTEXT, later, Evolution(after=state, retired=retired))
+    state, lineages = apply_evolution(plan(), later, Evolution(after=state, retired=retired))
     child = state.of("wide")
     copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
     memory = {"a/b.c": torch.arange(3), "x": torch.zeros(())}

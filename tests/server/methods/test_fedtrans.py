@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,28 @@ from subfleet.methods.roles import ClosedRound
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import DrawnClient, draw_state, make_context, play
 from subfleet.testing.submodels import have_same_bits
 
 METHOD = FedTrans(first="configured", gamma=1, delta=1, beta=1e9)
 """Grows as soon as a loss has been reported twice."""
-CONTEXT = make_context(METHOD)
-WHOLE = CONTEXT.network.full_architecture()
 relaxed = settings(deadline=None)
 LOSSES = {"ada": 1.0, "bob": 3.0}
 
 
+@cache
+def plan() -> RunContext:
+    return make_context(METHOD)
+
+
+def find_whole() -> Architecture:
+    return plan().network.full_architecture()
+
+
 def past(network: str, loss: float) -> LastUpdate:
-    size = replace(WHOLE, network=network)
+    size = replace(find_whole(), network=network)
     return LastUpdate(
         round=1,
         size=size,
@@ -59,7 +69,7 @@ def close_round(growth: Growth, losses: Mapping[str, float], *, accuracy: float 
 
 
 def make_participants(names: Mapping[str, float], lineage: Lineage) -> tuple[Participant, ...]:
-    size = replace(WHOLE, network=lineage.id)
+    size = replace(find_whole(), network=lineage.id)
     return tuple(Participant(client_id=name, architecture=size, size=size) for name in names)
 
 
@@ -82,7 +92,7 @@ def evolve_once(
     client_losses: Mapping[str, float] = LOSSES,
     **memory: Any,
 ) -> tuple[Evolution, EvolutionContext]:
-    before = draw_state(CONTEXT.network)
+    before = draw_state(plan().network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
     (first,) = evolution_context(before).lineages
     context = evolution_context(
@@ -133,9 +143,9 @@ def test_the_degree_is_a_mean_over_rounds_of_falls_over_rounds() -> None:
 
 
 def test_activeness_is_the_share_by_which_a_cell_has_moved() -> None:
-    before = draw_state(CONTEXT.network)
+    before = draw_state(plan().network)
     after = move_blocks(before, "", {"section0.block1": 0.25, "section1.block0": -0.5})
-    active = activeness(CONTEXT.network, before.shared, after.shared)
+    active = activeness(plan().network, before.shared, after.shared)
     assert active["section0.block1"] == pytest.approx(0.25, rel=1e-6)
     assert active["section1.block0"] == pytest.approx(0.5, rel=1e-6)
     assert active["section0.block0"] == 0.0
@@ -156,12 +166,12 @@ def test_exactly_the_cells_that_move_most_are_changed(
     answer, context = evolve_once(replace(METHOD, alpha=alpha), moves)
     (born,) = answer.born
     grown = network_of(born.config)
-    cells = {cell.name: cell for cell in CONTEXT.network.cells}
-    longer = {name for name, axis in CONTEXT.network.axes.items() if grown.axes[name].size > axis.size}
+    cells = {cell.name: cell for cell in plan().network.cells}
+    longer = {name for name, axis in plan().network.axes.items() if grown.axes[name].size > axis.size}
     assert longer == {axis for name in expected for axis in cells[name].axes}
     assert {name for name in expected if name in born.reason} == expected
     ((before, _),), ((after, _),) = (
-        Costs(network).of([network.full_architecture()]) for network in (CONTEXT.network, grown)
+        Costs(network).of([network.full_architecture()]) for network in (plan().network, grown)
     )
     assert after > before
     assert (born.parent, born.born_round, born.id) == ("", 1, "m1")
@@ -174,12 +184,12 @@ def test_random_cells_are_as_many_but_different() -> None:
     moves = {"section0.block1": 0.2, "section1.block1": 0.19}
     drawn = set()
     for number in range(12):
-        before = draw_state(CONTEXT.network)
+        before = draw_state(plan().network)
         context = evolution_context(
             before,
             round=number,
             after=move_blocks(before, "", moves),
-            clients=make_participants(LOSSES, Lineage(id="", config=CONTEXT.config.model)),
+            clients=make_participants(LOSSES, Lineage(id="", config=plan().config.model)),
             losses=LOSSES,
             carried_by=lambda lineage: ("ada",),
             memory=FedTransMemory(losses=(2.0,)),
@@ -192,7 +202,7 @@ def test_random_cells_are_as_many_but_different() -> None:
 
 
 def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
-    network, wide = CONTEXT.network, tuple[str, ...]()
+    network, wide = plan().network, tuple[str, ...]()
     changes = []
     for _ in range(4):
         change = transform_cells(network, ["section1.block1"], wide, factor=2.0, inserted=2)
@@ -201,7 +211,7 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
         network, wide = network_of(change.config), change.wide
     assert changes == ["section1.block1 wider", "section1.block1 deeper"] * 2
     assert [len(names) for names in network.sections] == [2, 7]
-    width = CONTEXT.network.axes["section1.block1.inner"].size
+    width = plan().network.axes["section1.block1.inner"].size
     assert network.axes["section1.block1.inner"].size == 4 * width
 
 
@@ -295,14 +305,14 @@ def test_as_printed_a_networks_first_losses_decide_permanently() -> None:
 def test_as_printed_a_widened_cells_own_columns_are_divided() -> None:
     """The networks and the copied units are the same, but the weights that compute the copies are divided, not those
     that read them."""
-    weights = draw_state(CONTEXT.network).shared
+    weights = draw_state(plan().network).shared
     answer, _ = evolve_once(replace(METHOD, divided="compute", shares="equal"), {"section0.block1": 0.2})
     (born,) = answer.born
     assert isinstance(born.map, Replicated)
     assert born.map.divided == "compute"
     network, sources = network_of(born.config), dict(born.map.sources)
     inherited = {
-        divided: inherit(replication, network, CONTEXT.network, weights, seed=1)
+        divided: inherit(replication, network, plan().network, weights, seed=1)
         for divided, replication in (("read", replace(born.map, divided="read")), ("compute", born.map))
     }
     (axis,) = sources

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, context_of, measuring, perform_searches, prepared, telemetry
-from server.methods.test_fedtrans import CONTEXT, LOSSES, METHOD, WHOLE, close_round, evolve_once, relaxed
+from server.methods.test_fedtrans import LOSSES, METHOD, close_round, evolve_once, find_whole, plan, relaxed
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import network_of
@@ -30,12 +30,12 @@ from subfleet.testing.rounds import make_assignee
 @cache
 def lineages() -> tuple[Lineage, ...]:
     (born,) = evolve_once(METHOD, {"section0.block1": 0.1})[0].born
-    return (Lineage(id="", config=CONTEXT.config.model), born)
+    return (Lineage(id="", config=plan().config.model), born)
 
 
 def make_question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
-    declared = [CONTEXT.get_declared(lineage) for lineage in lineages()]
-    context = make_assignee(CONTEXT, name, round_number=number)
+    declared = [plan().get_declared(lineage) for lineage in lineages()]
+    context = make_assignee(plan(), name, round_number=number)
     sizes = {entry.network.id: entry.space[-1] for entry in declared}
     return replace(
         context,
@@ -95,8 +95,8 @@ def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | Non
 def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {lineage.id: CONTEXT.get_declared(lineage).network for lineage in lineages()}
-    client = Participant(client_id="ada", architecture=WHOLE, size=WHOLE)
+    networks = {lineage.id: plan().get_declared(lineage).network for lineage in lineages()}
+    client = Participant(client_id="ada", architecture=find_whole(), size=find_whole())
     for utilities, ready, expected in (
         ({"": 1.0, "m1": 2.0}, ("", "m1"), "m1"),
         ({"": 1.0, "m1": 2.0}, ("",), ""),
@@ -127,14 +127,14 @@ def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
             return ("ada", "bob") if size <= limit else ("ada",)
 
         return begin(
-            BeginContext(network=CONTEXT.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=carried_by)
+            BeginContext(network=plan().network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=carried_by)
         )
 
     assert begin_with(10**9) == (), "the whole of it"
     (half,) = begin_with(700)
-    assert shapes(half) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.5,))[0])
+    assert shapes(half) == plan().network.shapes(list_widths(plan().network, (0.5,))[0])
     (quarter,) = begin_with(1)
-    assert shapes(quarter) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.25,))[0])
+    assert shapes(quarter) == plan().network.shapes(list_widths(plan().network, (0.25,))[0])
 
 
 def test_a_failed_attempt_leaves_nothing_of_the_configured_network() -> None:
@@ -203,7 +203,7 @@ def test_one_of_many_that_claims_to_have_nothing_does_not_keep_the_first_model_s
 ) -> None:
     """One in ten clients may be left behind; with fewer clients, each can carry the first model, as in the paper."""
     names = tuple(f"c{index:02d}" for index in range(count))
-    network, tried = CONTEXT.network, list[Lineage]()
+    network, tried = plan().network, list[Lineage]()
 
     def carried_by(lineage: Lineage) -> tuple[str, ...]:
         tried.append(lineage)

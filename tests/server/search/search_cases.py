@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families.records.residual import PreactResNet
+from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
@@ -22,14 +23,26 @@ from subfleet.search.searches import PaperSearch, PaperSettings, ParetoSearch, P
 TARGET, OTHER_TARGET = "onnx", "executorch"
 RATES = (0.25, 0.5, 0.75, 1)
 MODEL = PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(16, 32), depths=(2, 2), group_size=4)
-NETWORK = network_of(MODEL)
-SPACE = search_space(NETWORK, RATES)
-UNIFORM = uniform_space(NETWORK, RATES)
+
+
+@cache
+def network() -> Network:
+    return network_of(MODEL)
+
+
+@cache
+def whole_space() -> SearchSpace:
+    return search_space(network(), RATES)
+
+
+@cache
+def uniform_sizes() -> tuple[Architecture, ...]:
+    return uniform_space(network(), RATES)
 
 
 @cache
 def estimate(architecture: Architecture) -> Candidate:
-    cost = estimate_cost(NETWORK, architecture, batch_size=8)
+    cost = estimate_cost(network(), architecture, batch_size=8)
     memory = {TARGET: cost.training_memory_bytes, OTHER_TARGET: 2 * cost.training_memory_bytes}
     return Candidate(
         architecture=architecture,
@@ -41,7 +54,8 @@ def estimate(architecture: Architecture) -> Candidate:
     )
 
 
-def ends(space: SearchSpace = SPACE) -> tuple[Candidate, Candidate]:
+def ends() -> tuple[Candidate, Candidate]:
+    space = whole_space()
     return estimate(space.architecture(space.smallest)), estimate(space.architecture(space.largest))
 
 
@@ -188,12 +202,12 @@ class Serving:
         return self.search.best(query)
 
 
-def paper_search(space: SearchSpace = SPACE, settings: PaperSettings | None = None) -> Serving:
+def paper_search(space: SearchSpace, settings: PaperSettings | None = None) -> Serving:
     return Serving(search=PaperSearch.begin(space, estimate, TARGET, settings or PaperSettings()))
 
 
 def pareto_search(
-    space: SearchSpace = SPACE,
+    space: SearchSpace,
     estimated: CostEstimates = estimate,
     *,
     uniform: Sequence[Architecture] = (),

@@ -1,5 +1,6 @@
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from random import Random
 from types import MappingProxyType
 
@@ -8,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.search.search_cases import (
     OTHER_TARGET,
-    SPACE,
     TARGET,
-    UNIFORM,
     ends,
     estimate,
     pareto_search,
     queries,
     query_at,
     run,
+    uniform_sizes,
+    whole_space,
 )
 
 from subfleet.search.candidates import Candidate
@@ -30,7 +31,10 @@ from subfleet.search.queue import (
     request_program,
 )
 
-UNIFORM_ESTIMATES = sorted(map(estimate, UNIFORM), key=lambda candidate: candidate.order)
+
+@cache
+def uniform_estimates() -> tuple[Candidate, ...]:
+    return tuple(sorted(map(estimate, uniform_sizes()), key=lambda candidate: candidate.order))
 
 
 def _scale_memory(candidate: Candidate, factor: float) -> Candidate:
@@ -43,21 +47,23 @@ def _choose_written(written: Iterable[Candidate], query: Query, space: Iterable[
 
 
 def _requested_program(index: int, lost: float, target: str = "onnx") -> RequestedProgram:
-    return RequestedProgram(program=SizedProgram(size=UNIFORM_ESTIMATES[index].architecture, target=target), lost=lost)
+    return RequestedProgram(
+        program=SizedProgram(size=uniform_estimates()[index].architecture, target=target), lost=lost
+    )
 
 
 def test_a_device_gets_the_largest_written_size_that_fits() -> None:
     query, (smallest, largest) = query_at(0.6, 0.6), ends()
-    fitting = [candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)]
-    assert 2 < len(fitting) < len(UNIFORM_ESTIMATES), "the budget is between the sizes"
-    assert _choose_written([smallest, fitting[1], largest], query, UNIFORM_ESTIMATES) == fitting[1]
-    assert _choose_written([fitting[-1], fitting[1], smallest], query, UNIFORM_ESTIMATES) == fitting[-1]
+    fitting = [candidate for candidate in uniform_estimates() if satisfies(candidate, query)]
+    assert 2 < len(fitting) < len(uniform_estimates()), "the budget is between the sizes"
+    assert _choose_written([smallest, fitting[1], largest], query, uniform_estimates()) == fitting[1]
+    assert _choose_written([fitting[-1], fitting[1], smallest], query, uniform_estimates()) == fitting[-1]
 
 
 def test_the_exact_plan_of_a_written_size_decides() -> None:
     query = query_at(0.6, 1)
     best = max(
-        (candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)),
+        (candidate for candidate in uniform_estimates() if satisfies(candidate, query)),
         key=lambda candidate: candidate.order,
     )
     assert _choose_written([_scale_memory(best, 10), ends()[0]], query) == ends()[0]
@@ -66,15 +72,15 @@ def test_the_exact_plan_of_a_written_size_decides() -> None:
 
 def test_without_a_fitting_program_a_device_gets_the_largest_size_that_fits() -> None:
     query = query_at(0.5, 0.5)
-    fitting = [candidate for candidate in UNIFORM_ESTIMATES if satisfies(candidate, query)]
+    fitting = [candidate for candidate in uniform_estimates() if satisfies(candidate, query)]
     for written in ([], [ends()[1]]):
-        assert _choose_written(written, query, UNIFORM_ESTIMATES) == fitting[-1]
+        assert _choose_written(written, query, uniform_estimates()) == fitting[-1]
         assert _choose_written(written, query) is None
-    assert _choose_written([], query_at(0, 0), UNIFORM_ESTIMATES) is None
+    assert _choose_written([], query_at(0, 0), uniform_estimates()) is None
 
 
 def test_a_requested_program_has_the_fraction_of_parameters_lost() -> None:
-    best, now = UNIFORM_ESTIMATES[-1], UNIFORM_ESTIMATES[2]
+    best, now = uniform_estimates()[-1], uniform_estimates()[2]
     requested_program = request_program(best, now, "onnx")
     lost = (best.parameters - now.parameters) / best.parameters
     assert requested_program == RequestedProgram(program=SizedProgram(size=best.architecture, target="onnx"), lost=lost)
@@ -102,8 +108,8 @@ def test_programs_are_begun_up_to_the_limit_and_those_first_that_lose_most_toget
     ]
     started = rank_requested(requested_programs, (), 2)
     assert [requested_program.program.size for requested_program in started] == [
-        UNIFORM_ESTIMATES[3].architecture,
-        UNIFORM_ESTIMATES[4].architecture,
+        uniform_estimates()[3].architecture,
+        uniform_estimates()[4].architecture,
     ]
     assert started[0].lost == pytest.approx(0.4)
     assert rank_requested(requested_programs, (), 0) == ()
@@ -142,7 +148,7 @@ def test_the_order_of_devices_does_not_matter(
 
 @pytest.mark.slow
 def test_losses_fall_as_programs_are_written() -> None:
-    search = pareto_search(SPACE, uniform=UNIFORM)
+    search = pareto_search(whole_space(), uniform=uniform_sizes())
     written = {ends()[0].architecture.architecture_id: ends()[0]}
     losses = []
     for number in range(8):

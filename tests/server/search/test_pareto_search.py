@@ -4,16 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.search.search_cases import (
-    NETWORK,
     RATES,
-    SPACE,
     TARGET,
-    UNIFORM,
     ListedSearch,
     Serving,
     answer_query,
     estimate,
     exhaustive_search,
+    network,
     paper_search,
     pareto_search,
     queries,
@@ -21,6 +19,8 @@ from server.search.search_cases import (
     run,
     stream,
     tight_and_loose_queries,
+    uniform_sizes,
+    whole_space,
 )
 
 from subfleet.elastic.building import network_of
@@ -42,9 +42,12 @@ MANY = list(enumerate(queries(40, seed=6)))
 )
 def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_width(paper: PaperSettings) -> None:
     device_queries = queries(150, seed=3)
-    pareto = run(pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), device_queries)
-    plain = run(paper_search(SPACE, paper), device_queries)
-    uniform = run(Serving(search=ListedSearch(UNIFORM)), device_queries)
+    pareto = run(
+        pareto_search(whole_space(), uniform=uniform_sizes(), settings=ParetoSettings(paper=paper, trials=8)),
+        device_queries,
+    )
+    plain = run(paper_search(whole_space(), paper), device_queries)
+    uniform = run(Serving(search=ListedSearch(uniform_sizes())), device_queries)
     drawn = [[size for size in answer.explored if size.drawn] for answer in pareto]
     assert drawn == [list(answer.explored) for answer in plain]
     for answer, plain_answer, uniform_answer in zip(pareto, plain, uniform, strict=True):
@@ -55,14 +58,14 @@ def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_wid
 
 def test_an_epsilon_of_one_never_explores() -> None:
     still = ParetoSettings(paper=PaperSettings(epsilon=1))
-    search = pareto_search(SPACE, uniform=UNIFORM, settings=still)
+    search = pareto_search(whole_space(), uniform=uniform_sizes(), settings=still)
     assert all(answer.explored == () for answer in run(search, queries(100)))
 
 
 @pytest.mark.slow
 def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
-    search = pareto_search(SPACE, uniform=UNIFORM)
-    best = exhaustive_search(SPACE)
+    search = pareto_search(whole_space(), uniform=uniform_sizes())
+    best = exhaustive_search(whole_space())
     run(search, queries(200, seed=8))
     test_queries = queries(100, seed=9)
     shares = [
@@ -77,9 +80,9 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
 
 @pytest.mark.slow
 def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() -> None:
-    best, shares = exhaustive_search(SPACE), []
+    best, shares = exhaustive_search(whole_space()), []
     for number in range(6):
-        search = pareto_search(SPACE, uniform=UNIFORM)
+        search = pareto_search(whole_space(), uniform=uniform_sizes())
         round_queries = [query_at(stream(number, 0, index).random() * 0.9, 1.0) for index in range(5)]
         for index, query in enumerate(round_queries):
             search.learn(search.explore(query, stream("x", number, 0, index)))
@@ -149,7 +152,7 @@ def test_the_largest_is_found_where_memory_and_parameters_are_unrelated() -> Non
 @cache
 def half_trained_search() -> ParetoSearch:
     """A search that has learned from ten devices."""
-    serving = pareto_search(SPACE, uniform=UNIFORM)
+    serving = pareto_search(whole_space(), uniform=uniform_sizes())
     run(serving, queries(10, seed=7))
     assert isinstance(serving.search, ParetoSearch)
     return serving.search
@@ -162,7 +165,7 @@ def test_the_poorer_of_two_devices_never_gets_more_whichever_explores_first(
     queries: tuple[Query, Query], richer_first: bool, known: int
 ) -> None:
     """All devices explore before any is answered, so each profits from the submodels that the others found."""
-    search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=24))
+    search = pareto_search(whole_space(), uniform=uniform_sizes(), settings=ParetoSettings(trials=24))
     search.learn(half_trained_search().pool[:known])
     for query in reversed(queries) if richer_first else queries:
         search.learn(search.explore(query, stream(richer_first, known)))
@@ -173,11 +176,11 @@ def test_the_poorer_of_two_devices_never_gets_more_whichever_explores_first(
 @pytest.mark.slow
 def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     paper = PaperSettings(epsilon=0.9)
-    climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE)
+    climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(whole_space())
     pairs = [
         (
-            answer_query(pareto_search(SPACE, settings=climbing), query, stream(index)).parameters,
-            answer_query(paper_search(SPACE, paper), query, stream(index)).parameters,
+            answer_query(pareto_search(whole_space(), settings=climbing), query, stream(index)).parameters,
+            answer_query(paper_search(whole_space(), paper), query, stream(index)).parameters,
             fit.candidate.parameters,
         )
         for index, query in MANY
@@ -191,7 +194,7 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
 @pytest.mark.slow
 def test_the_pool_holds_no_submodel_that_another_replaces() -> None:
     """Except for draws, no submodel joins the pool where a known one costs no more and has 0.99 of its parameters."""
-    search = pareto_search(SPACE, uniform=UNIFORM)
+    search = pareto_search(whole_space(), uniform=uniform_sizes())
     for index, query in MANY:
         before = EstimateIndex(TARGET, search.known)
         for size in search.explore(query, stream(index)):
@@ -209,7 +212,7 @@ def test_the_pool_holds_no_submodel_that_another_replaces() -> None:
 
 def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
     small = ParetoSettings(paper=PaperSettings(epsilon=0.5, pool_limit=30), built_limit=50)
-    search = pareto_search(SPACE, settings=small)
+    search = pareto_search(whole_space(), settings=small)
     run(search, queries(120))
     drawn = [size for size in search.pool if size.drawn]
     assert len(drawn) == 30 - 2
@@ -218,15 +221,15 @@ def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
 
 @pytest.mark.slow
 def test_a_uniform_submodel_outside_the_space_is_given_but_no_start() -> None:
-    space = search_space(NETWORK, (0.5, 1), width="network", depth="whole")
-    outside = [architecture for architecture in UNIFORM if not space.holds(architecture)]
+    space = search_space(network(), (0.5, 1), width="network", depth="whole")
+    outside = [architecture for architecture in uniform_sizes() if not space.holds(architecture)]
     search = pareto_search(space, uniform=outside)
     fits = [answer.fit for answer in run(search, queries(60)) if answer.fit is not None]
     assert {fit.candidate.architecture.name for fit in fits} & {architecture.name for architecture in outside}
 
 
 def test_a_device_whose_link_carries_nothing_larger_explores_nothing() -> None:
-    search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(samples=0))
+    search = pareto_search(whole_space(), uniform=uniform_sizes(), settings=ParetoSettings(samples=0))
     fit = search.best(query_at(0.6, 0.6))
     assert fit is not None
     plenty = Budget(memory_bytes=2**40, downlink_bytes=fit.candidate.weight_bytes)

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from matrices import examples
 from server.search.search_cases import (
     OTHER_TARGET,
-    SPACE,
     TARGET,
-    UNIFORM,
     ListedSearch,
     Serving,
     answer_query,
@@ -29,6 +27,8 @@ from server.search.search_cases import (
     run,
     stream,
     tight_and_loose_queries,
+    uniform_sizes,
+    whole_space,
     within,
 )
 
@@ -39,10 +39,10 @@ from subfleet.search.query import Columns, EstimateIndex, FoundSize, Query, sati
 from subfleet.search.searches import PaperSettings, ParetoSettings
 
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
-    "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
-    "pareto": lambda: pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
-    "uniform": lambda: Serving(search=ListedSearch(UNIFORM)),
-    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE)),
+    "paper": lambda: paper_search(whole_space(), PaperSettings(epsilon=0.5)),
+    "pareto": lambda: pareto_search(whole_space(), uniform=uniform_sizes(), settings=ParetoSettings(trials=12)),
+    "uniform": lambda: Serving(search=ListedSearch(uniform_sizes())),
+    "exhaustive": lambda: Serving(search=exhaustive_search(whole_space())),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 
@@ -71,7 +71,10 @@ def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
     if fit is None:
         # Every search knows the smallest submodel of its space, and that of the uniform space is another.
         assert not within(
-            min(map(estimate, UNIFORM), key=lambda candidate: candidate.order) if name == "uniform" else smallest, query
+            min(map(estimate, uniform_sizes()), key=lambda candidate: candidate.order)
+            if name == "uniform"
+            else smallest,
+            query,
         )
         return
     assert within(fit.candidate, query)
@@ -100,11 +103,11 @@ def test_the_pool_only_grows(name: str) -> None:
 
 
 FULL: Mapping[str, tuple[Callable[[], Serving], int]] = {
-    "paper": (lambda: paper_search(SPACE, PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
+    "paper": (lambda: paper_search(whole_space(), PaperSettings(epsilon=0.2, pool_limit=8)), 8 - 2),
     "pareto": (
         lambda: pareto_search(
-            SPACE,
-            uniform=UNIFORM,
+            whole_space(),
+            uniform=uniform_sizes(),
             settings=ParetoSettings(paper=PaperSettings(epsilon=0.2, pool_limit=20), trials=12, built_limit=40),
         ),
         40 + 20 - 2,

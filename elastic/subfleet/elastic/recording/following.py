@@ -199,6 +199,8 @@ def list_tensors(value: Any) -> list[Tensor]:
     """All tensors in a value, also in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
+    if value is None or isinstance(value, (int, float, str)):
+        return []  # nearly all arguments; to ask whether they are mappings takes longest
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
