@@ -1,5 +1,6 @@
 """FjORD's and DepthFL's distillation terms compared with the formulas of their papers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from subfleet.protocol.training import ObjectiveSettings
 T = 2.0
 SELF = ObjectiveSettings(distillation="self", temperature=T)
 MUTUAL = ObjectiveSettings(distillation="mutual", temperature=T)
+Choose = Callable[[Family], Architecture]
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
@@ -83,15 +85,15 @@ def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], paramete
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "outer", "inner"),
+    ("model", "choose_outer", "choose_inner"),
     [
-        (RESNET, largest(RESNET), smallest(RESNET)),
-        (UNGROUPED_RESNET, largest(UNGROUPED_RESNET), scattered(UNGROUPED_RESNET)),
+        (RESNET, largest, smallest),
+        (UNGROUPED_RESNET, largest, scattered),
     ],
 )
-def test_self_distillation_of_a_nested_submodel(model: Family, outer: Architecture, inner: Architecture) -> None:
+def test_self_distillation_of_a_nested_submodel(model: Family, choose_outer: Choose, choose_inner: Choose) -> None:
     """FjORD: the student shares the network's weights, so every term changes them; its loss has the factor 1 - a."""
-    network = network_of(model)
+    network, outer, inner = network_of(model), choose_outer(model), choose_inner(model)
     student = Student(module=build_module(network, inner), maps=nested_maps(network, outer, inner))
     step = step_of_module(build_module(network, outer), model.input_shape, objective=SELF, student=student)
     inputs = example(step)
@@ -107,16 +109,12 @@ def test_self_distillation_of_a_nested_submodel(model: Family, outer: Architectu
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        (largest(RESNET), smallest(RESNET)),
-        (largest(RESNET), scattered(RESNET)),
-        (scattered(RESNET), Architecture(axes=scattered(RESNET).axes)),
-    ],
+    ("choose_outer", "choose_inner"),
+    [(largest, smallest), (largest, scattered), (scattered, lambda model: Architecture(axes=scattered(model).axes))],
 )
-def test_maps_of_a_nested_submodel_compose(outer: Architecture, inner: Architecture) -> None:
+def test_maps_of_a_nested_submodel_compose(choose_outer: Choose, choose_inner: Choose) -> None:
     """Extracting the larger submodel and then the smaller one equals extracting the smaller one."""
-    network = network_of(RESNET)
+    network, outer, inner = network_of(RESNET), choose_outer(RESNET), choose_inner(RESNET)
     state = {decl.name: draw(*decl.shape, seed=seed) for seed, decl in enumerate(network.tensors.values())}
     local = extract(network, outer, state)
     nested = {name: part.extract(local[name]) for name, part in nested_maps(network, outer, inner).items()}

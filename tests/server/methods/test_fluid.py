@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,15 @@ from subfleet.testing.rounds import DrawnClient, draw_state, make_assignee, make
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = FLuID(durations="measured")
-CONTEXT = make_context(METHOD)
-WHOLE = CONTEXT.space[-1]
 
 
-def past(seconds: float, size: Architecture = WHOLE, architecture: Architecture | None = None) -> LastUpdate:
+@cache
+def plan() -> RunContext:
+    return make_context(METHOD)
+
+
+def past(seconds: float, size: Architecture | None = None, architecture: Architecture | None = None) -> LastUpdate:
+    size = size or plan().space[-1]
     return LastUpdate(
         round=1,
         size=size,
@@ -86,7 +91,7 @@ def test_a_client_stays_a_straggler_by_its_time_for_the_whole_model() -> None:
     memory = FluidMemory(whole_s={"bob": 30.0})
     context = context_with(memory, ada=10.0, bob=4.0)
     fast = tuple(
-        replace(client, past=past(4.0, CONTEXT.space[0])) if client.client_id == "bob" else client
+        replace(client, past=past(4.0, plan().space[0])) if client.client_id == "bob" else client
         for client in context.clients
     )
     memory_after = select(METHOD.roles(), replace(context, clients=fast)).memory
@@ -102,17 +107,17 @@ def test_several_may_be_slow_each_by_its_own_pace() -> None:
 
 
 def assign(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> Architecture:
-    assignee = make_assignee(CONTEXT, name, memory_bytes=memory_bytes)
-    candidate = CONTEXT.roles.assigner.assign(replace(assignee, draw=replace(assignee.draw, memory=memory))).candidate
+    assignee = make_assignee(plan(), name, memory_bytes=memory_bytes)
+    candidate = plan().roles.assigner.assign(replace(assignee, draw=replace(assignee.draw, memory=memory))).candidate
     assert candidate is not None
     return candidate.architecture
 
 
 def test_stragglers_have_their_share_of_the_model_and_others_the_whole() -> None:
     memory = FluidMemory(shares={"bob": 0.5})
-    assert assign(memory, "ada") == WHOLE
+    assert assign(memory, "ada") == plan().space[-1]
     half = dict(assign(memory, "bob").axes)
-    for name, axis in CONTEXT.network.axes.items():
+    for name, axis in plan().network.axes.items():
         if name in half:
             prefix = half[name]
             assert isinstance(prefix, Prefix)
@@ -123,14 +128,14 @@ def test_stragglers_have_their_share_of_the_model_and_others_the_whole() -> None
 def test_a_share_that_is_rounded_to_a_size_of_another_name_is_that_size(share: float) -> None:
     """Two rates may cut a small axis to the same size."""
     size = assign(FluidMemory(shares={"bob": share}), "bob")
-    sizes, own = CONTEXT.network.sizes(size), CONTEXT.network.axes
+    sizes, own = plan().network.sizes(size), plan().network.axes
     least = {name: math.ceil(share * axis.size / axis.granularity) * axis.granularity for name, axis in own.items()}
     assert all(sizes[name] == least[name] for name, axis in own.items() if axis.kind not in ("class", "kernel"))
 
 
 def test_a_client_that_cannot_carry_the_whole_model_trains_what_it_can() -> None:
-    budget = CONTEXT.first.candidates[-1].training_memory_bytes["onnx"] - 1
-    assert assign(FluidMemory(), "ada", budget) == CONTEXT.space[-2]
+    budget = plan().first.candidates[-1].training_memory_bytes["onnx"] - 1
+    assert assign(FluidMemory(), "ada", budget) == plan().space[-2]
 
 
 # --- which neurons ----------------------------------------------------------------------------------------------------
@@ -139,13 +144,13 @@ def test_a_client_that_cannot_carry_the_whole_model_trains_what_it_can() -> None
 def place_left_out(memory: FluidMemory, size: Architecture, seed: int = 0) -> dict[str, set[int]]:
     """Return the groups that are left out, for each axis that is cut."""
     draw = Draw(seed=seed, round=3, client_id="bob", memory=memory)
-    architecture = CONTEXT.roles.assigner.place(CONTEXT.network, size, draw)
-    CONTEXT.network.check(architecture)
+    architecture = plan().roles.assigner.place(plan().network, size, draw)
+    plan().network.check(architecture)
     left_out = {}
     for name, selection in architecture.axes:
         assert isinstance(selection, Explicit)
-        axis = CONTEXT.network.axes[name]
-        assert len(selection.indices) == dict(CONTEXT.network.sizes(size))[name]
+        axis = plan().network.axes[name]
+        assert len(selection.indices) == dict(plan().network.sizes(size))[name]
         groups = {index // axis.granularity for index in selection.indices}
         left_out[name] = set(range(axis.size // axis.granularity)) - groups
     return left_out
@@ -154,7 +159,7 @@ def place_left_out(memory: FluidMemory, size: Architecture, seed: int = 0) -> di
 def test_invariant_neurons_are_left_out_first_and_earlier_ones_before_all() -> None:
     size = assign(FluidMemory(shares={"bob": 0.5}), "bob")
     name = "section1.block0.inner"
-    axis = CONTEXT.network.axes[name]
+    axis = plan().network.axes[name]
     count, step = axis.size // axis.granularity, axis.granularity
     few = {1, 3}
     changes = {name: tuple(0.1 if group in few else 2.0 for group in range(count))}
@@ -215,7 +220,10 @@ def draw_updates(context: RunContext, count: int) -> list[ClientUpdate]:
     shared["head.bias"] = torch.zeros_like(shared["head.bias"])
     shared["stem.weight"] = shared["stem.weight"].clone()
     shared["stem.weight"][0, 0] = 0.0
-    participants = [Participant(client_id=f"c{index}", architecture=WHOLE, size=WHOLE) for index in range(count)]
+    participants = [
+        Participant(client_id=f"c{index}", architecture=plan().space[-1], size=plan().space[-1])
+        for index in range(count)
+    ]
     return [
         ClientUpdate(
             client=participant,
@@ -228,7 +236,7 @@ def draw_updates(context: RunContext, count: int) -> list[ClientUpdate]:
 
 
 def test_a_neurons_change_is_the_largest_of_all_its_weights_at_enough_of_the_clients() -> None:
-    context = CONTEXT
+    context = plan()
     trained = draw_updates(context, 4)
     roles = METHOD.roles()
     assert roles.memory.observe is not None
@@ -274,21 +282,21 @@ def test_what_stragglers_kept_is_remembered() -> None:
     remember: Any = METHOD.roles().memory.remember
     ada, bob = (Architecture(axes=(("inner", Explicit(indices=indices)),)) for indices in ((0, 1, 4), (1, 4, 5)))
     memory = FluidMemory(shares={"ada": 0.5, "bob": 0.5})
-    trained = {"ada": past(1.0, CONTEXT.space[0], ada), "bob": past(1.0, CONTEXT.space[0], bob), "cyd": past(1.0)}
+    trained = {"ada": past(1.0, plan().space[0], ada), "bob": past(1.0, plan().space[0], bob), "cyd": past(1.0)}
     assert remember(memory, close_round(4, (1.0,), **trained)).shared_indices == {"inner": (1, 4)}
 
 
 def test_observations_of_a_round_come_with_the_aggregated_model(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     clients = [
-        store_update(CONTEXT, DrawnClient(name=name, size=len(CONTEXT.space) - 1), blobs) for name in ("ada", "bob")
+        store_update(plan(), DrawnClient(name=name, size=len(plan().space) - 1), blobs) for name in ("ada", "bob")
     ]
-    aggregated = aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, clients, FluidMemory())
-    axes = {name for name, axis in CONTEXT.network.axes.items() if axis.kind not in ("class", "kernel")}
+    aggregated = aggregate_clients(plan(), blobs, draw_state(plan().network), 1, clients, FluidMemory())
+    axes = {name for name, axis in plan().network.axes.items() if axis.kind not in ("class", "kernel")}
     assert aggregated.observation.keys() == axes
     order = random.Random(1).sample(clients, len(clients))
     assert (
-        aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, order, FluidMemory()).observation
+        aggregate_clients(plan(), blobs, draw_state(plan().network), 1, order, FluidMemory()).observation
         == aggregated.observation
     )
 

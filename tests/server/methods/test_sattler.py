@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import (
     DrawnClient,
     draw_change,
@@ -38,21 +40,28 @@ from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)  # splits all it can
-CONTEXT = make_context(METHOD)
-WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
 
 
-def direction(seed: int, size: Architecture = WHOLE) -> Direction:
+@cache
+def plan() -> RunContext:
+    return make_context(METHOD)
+
+
+def direction(seed: int, size: Architecture | None = None) -> Direction:
     """Draw a change of norm 1 of a submodel's tensors; with equal seeds, smaller submodels have the front of it."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in CONTEXT.network.tensors.items()}
-    change = {name: tensor_map.extract(drawn[name]) for name, tensor_map in tensor_maps(CONTEXT.network, size).items()}
+    drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in plan().network.tensors.items()}
+    change = {
+        name: tensor_map.extract(drawn[name])
+        for name, tensor_map in tensor_maps(plan().network, size or plan().space[-1]).items()
+    }
     norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in change.values()))
     return {name: tensor / norm for name, tensor in change.items()}
 
 
-def update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
+def update(name: str, change: Direction, size: Architecture | None = None, *, weight: float = 1.0) -> ClientUpdate:
+    size = size or plan().space[-1]
     client = Participant(client_id=name, architecture=size, size=size)
     return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
@@ -67,7 +76,7 @@ def observe(
     observe_updates = method.roles().memory.observe
     assert observe_updates
     memory = memory or SattlerMemory()
-    updates = RoundUpdates(networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory)
+    updates = RoundUpdates(networks={"": plan().network}, round=number, clients=tuple(clients), memory=memory)
     return cast("Clustering", observe_updates(updates))
 
 
@@ -104,14 +113,14 @@ def test_cosines_are_those_of_the_changes() -> None:
     flat = [torch.cat([tensor.flatten() for tensor in client.change.values()]).double() for client in clients]
     cosine = torch.nn.functional.cosine_similarity
     expected = [[float(cosine(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat] for a in flat]
-    np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), expected, atol=1e-6)
+    np.testing.assert_allclose(compute_cosines(plan().network, clients), expected, atol=1e-6)
 
 
 def test_unequal_submodels_are_compared_where_both_have_something() -> None:
     """The front of the larger change equals the smaller one, whatever lies behind it."""
-    small = CONTEXT.space[0]
+    small = plan().space[0]
     clients = [update("whole", direction(1)), update("part", direction(1, small), small)]
-    np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
+    np.testing.assert_allclose(compute_cosines(plan().network, clients), np.ones((2, 2)), atol=1e-6)
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
@@ -165,8 +174,10 @@ def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) 
         learned = {f"c{index}": scaled(3.0 * 0.8**number, add(common, direction(index + 1))) for index in range(8)}
         changes = learned | {f"eve{number}": lie(number, scaled(3.0 * 0.8**number, common))}
         homes = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
-        networks = {name: replace(CONTEXT.network, id=name) for name in set(homes.values())}
-        clients = tuple(update(name, change, replace(WHOLE, network=homes[name])) for name, change in changes.items())
+        networks = {name: replace(plan().network, id=name) for name in set(homes.values())}
+        clients = tuple(
+            update(name, change, replace(plan().space[-1], network=homes[name])) for name, change in changes.items()
+        )
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
         closed = ClosedRound(round=number, clients={name: past(homes[name]) for name in homes}, observation=outcome)
         memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)
@@ -235,9 +246,9 @@ def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
 
 def assign(name: str, memory: SattlerMemory) -> Architecture:
     """Return the submodel that a client gets in a run with the clusters c1 and c2."""
-    lineages = [Lineage(id=key, config=CONTEXT.config.model, born_round=1) for key in ("c1", "c2")]
-    declared = [CONTEXT.get_declared(lineage) for lineage in lineages]
-    assignee = make_assignee(CONTEXT, name)
+    lineages = [Lineage(id=key, config=plan().config.model, born_round=1) for key in ("c1", "c2")]
+    declared = [plan().get_declared(lineage) for lineage in lineages]
+    assignee = make_assignee(plan(), name)
     assignee = replace(
         assignee,
         draw=replace(assignee.draw, memory=memory),
@@ -245,7 +256,7 @@ def assign(name: str, memory: SattlerMemory) -> Architecture:
         candidates=tuple(candidate for entry in declared for candidate in entry.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
-    candidate = CONTEXT.roles.assigner.assign(assignee).candidate
+    candidate = plan().roles.assigner.assign(assignee).candidate
     assert candidate is not None
     return candidate.architecture
 
@@ -257,7 +268,7 @@ def find_newcomers(memory: SattlerMemory) -> str:
 
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
     """Only one client holds the rest: there, two small clients that cancel each other leave its change alone."""
-    small = CONTEXT.space[0]
+    small = plan().space[0]
     change = direction(1, small)
     clients = [
         update("ada", change, small, weight=1.0),
@@ -305,7 +316,7 @@ def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> 
 
 
 def past(network: str) -> LastUpdate:
-    size = replace(WHOLE, network=network)
+    size = replace(plan().space[-1], network=network)
     return LastUpdate(
         round=1,
         size=size,
@@ -341,19 +352,19 @@ def test_absent_clients_join_the_larger_half() -> None:
 def test_clients_of_a_split_cluster_have_the_same_submodel_of_their_half() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {name: replace(CONTEXT.network, id=name) for name in ("c1", "c2")}
+    networks = {name: replace(plan().network, id=name) for name in ("c1", "c2")}
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
-        client = Participant(client_id=name, architecture=CONTEXT.space[1], size=CONTEXT.space[1])
+        client = Participant(client_id=name, architecture=plan().space[1], size=plan().space[1])
         context = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
-        assert standing(context) == replace(CONTEXT.space[1], network=cluster)
+        assert standing(context) == replace(plan().space[1], network=cluster)
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
-        cluster = Lineage(id=expected, config=CONTEXT.config.model, born_round=1)
-        assert assign(name, memory) == CONTEXT.get_declared(cluster).space[-1]
+        cluster = Lineage(id=expected, config=plan().config.model, born_round=1)
+        assert assign(name, memory) == plan().get_declared(cluster).space[-1]
 
 
 @pytest.mark.slow

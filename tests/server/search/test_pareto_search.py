@@ -33,8 +33,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.query import EstimateIndex, Query
 from subfleet.search.searches import PaperSettings, ParetoSearch, ParetoSettings
 
-MANY = list(enumerate(queries(40, seed=6)))
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -183,7 +181,7 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
             answer_query(paper_search(whole_space(), paper), query, stream(index)).parameters,
             fit.candidate.parameters,
         )
-        for index, query in MANY
+        for index, query in enumerate(queries(40, seed=6))
         if (fit := best.best(query)) is not None
     ]
     pareto, plain = ([pair[side] / pair[2] for pair in pairs] for side in (0, 1))
@@ -195,7 +193,7 @@ def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
 def test_the_pool_holds_no_submodel_that_another_replaces() -> None:
     """Except for draws, no submodel joins the pool where a known one costs no more and has 0.99 of its parameters."""
     search = pareto_search(whole_space(), uniform=uniform_sizes())
-    for index, query in MANY:
+    for index, query in enumerate(queries(40, seed=6)):
         before = EstimateIndex(TARGET, search.known)
         for size in search.explore(query, stream(index)):
             candidate = estimate(size.architecture)
