@@ -150,6 +150,7 @@ def find_longer(before: Family, after: Family) -> dict[str, int]:
     return {name: axis.size for name, axis in network_of(after).axes.items() if axis != own[name]}
 
 
+@pytest.mark.slow
 def test_a_cell_becomes_wider_inside_and_a_layer_of_a_plain_chain_with_its_section() -> None:
     grown = widen_cells(MLP, ["section0.block1"], 1.5)
     assert find_longer(MLP, grown) == {"section0.block1.inner": 12}

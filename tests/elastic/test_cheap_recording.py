@@ -48,6 +48,7 @@ def test_small_products_and_grouped_convolutions_are_computed() -> None:
     assert torch.equal(compute_cheaply(ATEN.convolution.default, grouped, {}), ATEN.convolution.default(*grouped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_tiny"])
 def test_a_record_without_memory_is_the_same(name: str) -> None:
     family = preset(name, input_shape=(3, 32, 32), class_count=10)
@@ -57,6 +58,7 @@ def test_a_record_without_memory_is_the_same(name: str) -> None:
     assert pack_record(records[0]) == pack_record(records[1])
 
 
+@pytest.mark.slow
 def test_a_long_run_without_memory_is_the_same_over_symbols() -> None:
     family = preset("char_lstm", input_shape=(20,), class_count=80)
     with torch.device("meta"), Undrawn():

@@ -78,6 +78,7 @@ def test_sums_are_those_of_exact_arithmetic(monkeypatch: pytest.MonkeyPatch, loo
     assert total.tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("count", [1, 6])

@@ -146,6 +146,7 @@ def test_a_preset_takes_other_inputs_classes_and_norms(name: str) -> None:
     assert not [decl for decl in network.tensors.values() if decl.role in BUFFER_ROLES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "parameters", "forward_macs"),
     [

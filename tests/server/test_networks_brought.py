@@ -301,6 +301,7 @@ def limit_size(size_in: Callable[[Network, Network], Architecture]) -> Callable[
     return size_small_networks
 
 
+@pytest.mark.slow
 def test_unions_in_use_have_room_together() -> None:
     """Networks that have no union with each other each need a union of their own."""
     many = [
@@ -315,6 +316,7 @@ def test_unions_in_use_have_room_together() -> None:
     assert {*small} < {member for union in unions for member in union.members}, "large networks take no room from them"
 
 
+@pytest.mark.slow
 def test_large_networks_leave_room_for_later_ones() -> None:
     """However many come first, one after another: the next takes at most half of the room that they leave."""
     groups: list[Any] = []

@@ -103,6 +103,7 @@ def test_a_round_that_learns_nothing_leaves_the_union_and_every_client_as_they_a
         assert have_same_bits(extract_received(context, after, client), extract_received(context, state, client))
 
 
+@pytest.mark.slow
 def test_a_client_alone_computes_in_all_rounds_what_it_did_after_the_first(tmp_path: Path) -> None:
     """P4 for a client with fewer layers than the union; its absent layers are identities."""
     context = context_of(FedADP(absent="identity"))

@@ -315,6 +315,7 @@ def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> No
     assert _evaluate_losses("averaged", spoiled=True)[0] != pytest.approx(_evaluate_losses("averaged")[0], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_statistics(tmp_path: Path) -> None:
     """Plato's in-place distillation throws its result away, and keeps the noise's running statistics."""
     context = make_context(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)

@@ -184,6 +184,7 @@ def test_with_two_objectives_cheap_paths_are_kept() -> None:
     assert max(spread) == 24  # the most expensive path
 
 
+@pytest.mark.slow
 def test_kendalls_tau() -> None:
     assert kendall_tau([1, 2, 3, 4], [1, 2, 3, 4]) == pytest.approx(1)
     assert kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
