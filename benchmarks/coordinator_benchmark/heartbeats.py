@@ -12,6 +12,7 @@ from statistics import median
 from coordinator_benchmark.fleet import make_presence, make_profile
 from subfleet.export.requests import AnyRequest
 from subfleet.journal.records import RoundRecord
+from subfleet.link.device_link import connect_devices
 from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
@@ -88,8 +89,8 @@ class _Nothing:
 @contextmanager
 def _open_server(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server]:
     nothing = _Nothing()
-    link = broker.client("server")
-    server = Server(config, link, nothing, state_folder=folder, exports=nothing, clock=lambda: 1.0)
+    connect = connect_devices(config.fleet.name, broker.client("server"), clock=lambda: 1.0)
+    server = Server(config, connect, nothing, state_folder=folder, exports=nothing, clock=lambda: 1.0)
     server.open()
     try:
         yield server

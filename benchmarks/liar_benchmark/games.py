@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from liar_benchmark.lying import LIARS, GarblingTrainer, create_link_wrapper
+from liar_benchmark.lying import LIARS, GarblingTrainer
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
@@ -28,7 +28,6 @@ from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
-from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.run import Run
@@ -252,12 +251,11 @@ def play(game: Game, exports: ExportPool) -> GameResult:
     """
     run = create_run(game.method, game.seed, game.rounds)
     gathered = gather_game(run, liars=game.liars, guarded=game.guarded)
-    topics = Topics(run.fleet.name)
     networks = declare_largest_networks(game.declared_width) if run.roles.assigner.declarations else ()
     trainers = {"garbler": GarblingTrainer(create_trainers({"torch"})["torch"])} if game.liars else {}
-    links = {kind: create_link_wrapper(kind, topics, networks) for kind in LIARS} if game.liars else {}
+    liars = {kind: create(networks) for kind, create in LIARS.items()} if game.liars else {}
     try:
-        result = run_batch(gathered, exports, trainers=trainers, links=links)
+        result = run_batch(gathered, exports, trainers=trainers, interference=liars)
         figures = compute_batch_figures(gathered, result)
     except SubfleetError as error:
         return GameResult(accuracy=0.0, rounds=0, planned_rounds=game.rounds, failure=str(error))

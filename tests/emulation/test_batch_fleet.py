@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -24,11 +24,12 @@ from subfleet.emulation.client_processes import ClientCommand
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import ClientRow, RoundRecord
+from subfleet.link.device_link import connect_devices
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
-from subfleet.protocol.messages import Update, decode, encode
+from subfleet.protocol.messages import Message, Update
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
@@ -40,25 +41,19 @@ from subfleet.settings.sections import Deadlines, LogClock
 from subfleet.trainers.onnx import ONNX, OnnxTrainer
 from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.address import parse_url
-from subfleet.transport.base import Transport
-from subfleet.transport.in_memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
-class BoastingLink:
-    """A link that changes the sample count of each update to ten."""
+class Boaster:
+    """Changes the sample count of each update to ten."""
 
-    def __init__(self, inner: Transport) -> None:
-        self.open, self.poll, self.close = inner.open, inner.poll, inner.close
-        self._inner = inner
+    def rewrite(self, message: Message) -> Iterable[Message]:
+        yield replace(message, sample_count=10) if isinstance(message, Update) else message
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        if topic.endswith(f"/{Update.KIND}"):
-            update = decode(payload, expected=Update.KIND)
-            assert isinstance(update, Update)
-            payload = encode(replace(update, sample_count=10))
-        self._inner.publish(topic, payload, retain=retain)
+    def accepts(self, kind: str) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +140,6 @@ def test_a_run_takes_little_logical_time(undisturbed: BatchResult) -> None:
     assert undisturbed.turns < 50
 
 
-def test_losses_doubles_and_delays_change_no_bit(undisturbed: BatchResult, exports: ExportPool) -> None:
-    for seed in range(2):
-        faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
-        result = run_batch(replace(experiment(), faults=faults), exports)
-        assert result.model == undisturbed.model
-        assert result.logical_seconds > 2.0, "lost messages were sent again"
-
-
 def test_a_client_that_always_refuses_does_not_block_the_others(exports: ExportPool) -> None:
     refuser = RefusingTrainer()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
@@ -164,8 +151,8 @@ def test_a_client_that_always_refuses_does_not_block_the_others(exports: ExportP
     assert "cyd" not in result.trained
 
 
-def test_a_link_may_change_what_a_client_says(exports: ExportPool) -> None:
-    result = run_batch(experiment(), exports, links={"cyd": BoastingLink})
+def test_what_a_client_says_may_be_changed(exports: ExportPool) -> None:
+    result = run_batch(experiment(), exports, interference={"cyd": Boaster()})
     for record in result.rounds:
         assert {row.client_id: row.sample_count for row in record.clients} == {"ada": 40, "bob": 40, "cyd": 10}
 
@@ -243,12 +230,25 @@ def test_a_run_that_does_not_end_is_given_up(exports: ExportPool) -> None:
         run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 
+class Mute:
+    """Lets nothing pass."""
+
+    def rewrite(self, message: Message) -> Iterable[Message]:
+        return ()
+
+    def accepts(self, kind: str) -> bool:
+        return False
+
+
 def test_a_failed_run_has_its_reason(exports: ExportPool) -> None:
-    # Every message is lost, so no client joins; logical seconds pass at no cost.
+    # No client is heard, so none joins; logical seconds pass at no cost.
     started_s = time.monotonic()
-    deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
     with pytest.raises(RunError, match="only 0 of 3 clients were present after 3000 s"):
-        run_batch(deaf, exports)
+        run_batch(
+            experiment(deadlines=Deadlines(join_s=3000.0)),
+            exports,
+            interference=dict.fromkeys(("ada", "bob", "cyd"), Mute()),
+        )
     assert time.monotonic() - started_s < 3000.0
 
 
@@ -266,7 +266,7 @@ class ThreadedFleet:
         broker = MemoryBroker()
         tasks.write_npz(folder / "evaluation.npz", gathered.evaluation)
         server_config = replace(gathered.run, data=DataSettings(test=str(folder / "evaluation.npz")))
-        link = broker.client("server")
+        link = connect_devices("main", broker.client("server"))
         self.server = Server(server_config, link, self, state_folder=folder / "server", exports=exports)
         threads = [
             threading.Thread(target=self._join, args=(device, broker, folder / device.client_id), daemon=True)

@@ -173,9 +173,9 @@ def test_a_wrong_assignment_is_reported(
 def test_bytes_that_are_not_counted_are_reported(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     count = Traffic.count
 
-    def count_sent(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
+    def count_sent(self: Traffic, client_id: str, direction: Any, size_bytes: int) -> None:
         if direction == "sent":
-            count(self, direction, topic, size_bytes)
+            count(self, client_id, direction, size_bytes)
 
     monkeypatch.setattr(Traffic, "count", count_sent)
     verdict = check_method(METHOD, exports)

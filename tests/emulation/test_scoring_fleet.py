@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
+from emulation.message_fleet import play_messages
 
-from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.batch.trainers import SharedHost
+from subfleet.emulation.gathering import GatheredRun
 from subfleet.export.pool import ExportPool
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.jobs import Job
@@ -39,22 +42,19 @@ class RecordingTrainer(RuntimeTrainer):
         return score
 
 
-def run_scoring_fleet(
-    exports: ExportPool, faults: Faults | None = None
-) -> tuple[BatchResult, dict[str, RecordingTrainer]]:
+def gather_scoring_fleet() -> tuple[GatheredRun, dict[str, RecordingTrainer]]:
     trainers = {name: RecordingTrainer(turned=name == "bob") for name in NAMES}
     # The budget of the last client grows, but its chosen size stays.
     clients = tuple(
         client(name, index, first, LARGE_BYTES)
         for index, (name, first) in enumerate(zip(NAMES, (LARGE_BYTES, LARGE_BYTES, MIDDLING_BYTES), strict=True))
     )
-    gathered = replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), devices=clients)
-    with_faults = replace(gathered, faults=faults or Faults())
-    return run_batch(with_faults, exports, trainers=trainers), trainers
+    return replace(experiment(method=FedFA(choice="score"), rates=(0.25, 0.5, 1.0)), devices=clients), trainers
 
 
 def test_each_client_has_its_best_scored_size_in_every_round(exports: ExportPool) -> None:
-    result, trainers = run_scoring_fleet(exports)
+    gathered, trainers = gather_scoring_fleet()
+    result = run_batch(gathered, exports, trainers=trainers)
     assert len(result.rounds) == 2
     for record in result.rounds:
         for row in record.clients:
@@ -69,9 +69,12 @@ def test_each_client_has_its_best_scored_size_in_every_round(exports: ExportPool
     assert result.logical_seconds < 1.0, "no deadline elapsed"
 
 
-def test_losses_and_doubles_change_no_bit(exports: ExportPool) -> None:
-    undisturbed, _ = run_scoring_fleet(exports)
-    disturbed, trainers = run_scoring_fleet(exports, Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5))
+def test_losses_and_doubles_change_no_bit(exports: ExportPool, tmp_path: Path) -> None:
+    gathered, trainers = gather_scoring_fleet()
+    undisturbed = run_batch(gathered, exports, trainers=trainers)
+    gathered, trainers = gather_scoring_fleet()
+    faults = Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5)
+    disturbed = play_messages(gathered, exports, tmp_path, faults=faults, trainers=trainers)
     assert disturbed.model == undisturbed.model
     assert [len(trainers[name].scores) for name in NAMES] == [3, 3, 2]
 

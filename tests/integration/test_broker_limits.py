@@ -22,6 +22,7 @@ from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
+from subfleet.link.device_link import connect_devices
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.deployment import adapt_to_broker
@@ -94,11 +95,10 @@ class Fleet:
         self.sizes = ChunkSizes.from_broker(self.known)
         self.server = Server(
             run,
-            LockingTransport(mqtt, make_server_lock(TOPICS, run.name)),
+            connect_devices("main", LockingTransport(mqtt, make_server_lock(TOPICS, run.name)), sizes=self.sizes),
             self.notes,
             state_folder=folder / "server",
             exports=exports,
-            sizes=self.sizes,
         )
         self._stack.callback(self.server.close)
         if tries_limits:

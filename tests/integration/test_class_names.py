@@ -16,6 +16,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
+from subfleet.link.device_link import connect_devices
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -100,7 +101,11 @@ def test_a_device_with_three_of_ten_classes_trains_with_the_right_labels(
         for name, folder in data.items():
             stack.enter_context(run_device(url, tmp_path, name, folder))
         server = Server(
-            settings, MqttTransport(parse_url(url), "server"), notes, state_folder=tmp_path / "state", exports=exports
+            settings,
+            connect_devices("main", MqttTransport(parse_url(url), "server")),
+            notes,
+            state_folder=tmp_path / "state",
+            exports=exports,
         )
         result = server.run(threading.Event())
     assert len(notes.records) == ROUNDS

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from server.server_rig import FakeExports, Notes, config
 
+from subfleet.link.device_link import connect_devices
 from subfleet.serving.session import Server
 from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport
@@ -15,7 +16,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     server = Server(
         config(rounds=4),
-        MqttTransport(parse_url(sys.argv[1]), "server"),
+        connect_devices("main", MqttTransport(parse_url(sys.argv[1]), "server")),
         Notes(),
         state_folder=folder / "state",
         exports=FakeExports(folder / "exports"),

@@ -24,7 +24,7 @@ from subfleet.export.requests import AnyRequest, EstimateRequest, InferRequest, 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal
 from subfleet.journal.records import RoundRecord
-from subfleet.link.device_link import DeviceLink
+from subfleet.link.device_link import DeviceLink, connect_devices
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.programs.worker import Worker
 from subfleet.protocol.errors import ExportError
@@ -221,7 +221,7 @@ class World:
         self.line = CountingTransport(self.broker.client("server"))
         return Server(
             self.settings,
-            self.line,
+            connect_devices(self.settings.fleet.name, self.line, clock=self.clock),
             self.notes,
             state_folder=self.folder / "state",
             exports=self.exports,

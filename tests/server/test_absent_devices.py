@@ -10,6 +10,7 @@ from server.server_rig import FakeExports, Notes, World, config
 from transport.mosquitto import open_mosquitto
 
 from subfleet.link.broker import EmbeddedBroker
+from subfleet.link.device_link import connect_devices
 from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
@@ -89,7 +90,11 @@ def test_retained_messages_of_a_real_broker_count_for_nothing(tmp_path: Path, ur
         leave_traces(name, MqttTransport(parse_url(url), name), tmp_path, online=online)
     exports = FakeExports(tmp_path / "exports")
     server = Server(
-        settings(), MqttTransport(parse_url(url), "server"), Notes(), state_folder=tmp_path / "state", exports=exports
+        settings(),
+        connect_devices("main", MqttTransport(parse_url(url), "server")),
+        Notes(),
+        state_folder=tmp_path / "state",
+        exports=exports,
     )
     devices = [
         Device(name, MqttTransport(parse_url(url), name), tmp_path / "new", time.monotonic, Behaviour())

@@ -27,7 +27,6 @@ from subfleet.protocol.messages import Presence
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.task import Calibrate, Train, Work
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
@@ -161,7 +160,7 @@ def play_round(context: RunContext, *, samples: int = 10, pace: float | None = P
 
 
 def build_record(context: RunContext, close: Close) -> RoundRecord:
-    return build_round_record(context, close, Traffic(Topics()))
+    return build_round_record(context, close, Traffic())
 
 
 def test_a_record_has_the_costs_of_training() -> None:

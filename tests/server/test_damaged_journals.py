@@ -13,8 +13,10 @@ import httpx
 import pytest
 from server.server_rig import FakeExports, HandClock, Notes, World, config, fleet
 
+from subfleet.journal.base import AbsenceRecord
 from subfleet.journal.database import DATABASE_NAME, METADATA, open_database, records, reporting_damage
-from subfleet.journal.journal import AbsenceRecord, Journal
+from subfleet.journal.journal import Journal
+from subfleet.link.device_link import connect_devices
 from subfleet.protocol.errors import FileError, SubfleetError
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -72,7 +74,14 @@ def resume_server(written: Written, state_folder: Path) -> None:
     """Read the journal as a server that resumes the run."""
     clock = HandClock()
     link, exports = MemoryBroker(clock=clock).client("server"), FakeExports(state_folder.parent / "exports")
-    server = Server(written.settings, link, Notes(), state_folder=state_folder, exports=exports, clock=clock)
+    server = Server(
+        written.settings,
+        connect_devices("main", link, clock=clock),
+        Notes(),
+        state_folder=state_folder,
+        exports=exports,
+        clock=clock,
+    )
     with contextlib.closing(server):
         server.open()
         server.result()

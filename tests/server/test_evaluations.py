@@ -21,7 +21,6 @@ from subfleet.protocol.messages import Presence, Refusal, Task
 from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.task import Evaluate
-from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import build_summary
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
@@ -108,7 +107,7 @@ def find_close(actions: tuple[Action, ...]) -> CloseEvaluation:
 
 
 def list_statuses(actions: tuple[Action, ...]) -> dict[str, str]:
-    record = build_evaluation_record(CONTEXT, find_close(actions), Traffic(Topics("main")))
+    record = build_evaluation_record(CONTEXT, find_close(actions), Traffic())
     return {row.client_id: row.status for row in record.clients}
 
 
@@ -343,7 +342,7 @@ def test_the_journal_keeps_open_and_finished_evaluations(tmp_path: Path) -> None
     assert select_requests(EvaluationRequest, again) == [requests[2]]
     late, actions = step(CONTEXT, part, Tick(), 5.0 + CONTEXT.config.deadlines.evaluate_s)
     close = find_close(actions)
-    journal.save(part, late, close=close, record=build_evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
+    journal.save(part, late, close=close, record=build_evaluation_record(CONTEXT, close, Traffic()))
     loaded = journal.load(9.0)
     assert (loaded.evaluated, loaded.settled) == (late.evaluated, late.settled)
     assert "run/r1/ada/evaluate" in loaded.settled

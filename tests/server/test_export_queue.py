@@ -31,7 +31,6 @@ from subfleet.methods.assigner import Assignment, AssignmentContext, Draw, Writt
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
@@ -339,7 +338,7 @@ def test_a_search_gets_its_requested_programs_one_round_later_as_recorded() -> N
         for name, client in state.clients.items()
     }
     state, close = aggregate(context, write_queue(context, state))
-    record = build_round_record(context, close, Traffic(Topics()))
+    record = build_round_record(context, close, Traffic())
     # The first programs, which clients may share, and those for the next round.
     assert record.programs_written == len({row.architecture_id for row in record.clients}) + len(
         set(requested.values()) - {None}
@@ -360,7 +359,7 @@ def test_a_search_gets_its_requested_programs_one_round_later_as_recorded() -> N
     }
     assert assigned & {size for size in requested.values() if size}
     state = train_all(context, state)[0]
-    record = build_round_record(context, aggregate(context, write_queue(context, state))[1], Traffic(Topics()))
+    record = build_round_record(context, aggregate(context, write_queue(context, state))[1], Traffic())
     assert record.programs_written == len(exports)
 
 

@@ -38,7 +38,6 @@ from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.closing import resume_state
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import list_resume_actions, step
@@ -102,7 +101,7 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     assert record.devices is not None
     assert record.devices.ranks == pytest.approx((1.0, 1.0))
     assert (record.devices.answers, record.devices.labels, record.devices.closed) == (4, 20, 2)
-    text = describe_generation(build_generation_record(record, Traffic(Topics("main"))))
+    text = describe_generation(build_generation_record(record, Traffic()))
     assert "4 answers of devices in 2 rounds" in text
     assert text.endswith("Kendall's tau against the server's own scores 1.00, 1.00")
     assert state.generations == 1

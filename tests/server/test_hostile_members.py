@@ -34,7 +34,6 @@ from subfleet.protocol.messages import (
     Update,
     encode,
 )
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.outliers import ChangeSize
@@ -87,7 +86,7 @@ class WithEve(Fleet):
         close = next(
             (action for action in actions if isinstance(action, Close | CloseEvaluation | CloseGeneration)), None
         )
-        record = None if close is None else build_record(self.context, close, Traffic(Topics("main")))
+        record = None if close is None else build_record(self.context, close, Traffic())
         self.journal.save(before, self.state, close=close, record=record)
         if (info := build_round_info(self.context, self.state, self.now_s)) is not None:
             encode(info)

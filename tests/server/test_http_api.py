@@ -7,8 +7,9 @@ import httpx
 import pytest
 from server.server_rig import World, config, fleet
 
+from subfleet.journal.base import AbsenceRecord
 from subfleet.journal.database import open_database
-from subfleet.journal.journal import AbsenceRecord, Journal, begin_run
+from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import PortError
 from subfleet.rounds.state import RunState
 

@@ -1,16 +1,22 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import context_of, profile, telemetry
 
-from subfleet.link.device_link import read_delivery
+from subfleet.link.device_link import connect_devices, read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, encode_chunk
 from subfleet.protocol.messages import Ack, Presence, Telemetry, encode
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.coordinator import build_round_info
+from subfleet.rounds.progress import Measuring
+from subfleet.rounds.state import RunState
 from subfleet.transport.base import Delivery
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.in_memory import MemoryBroker
 
 TOPICS = Topics("main")
 PLAN = context_of()
@@ -77,12 +83,25 @@ def test_no_bytes_raise(kind: str, payload: bytes) -> None:
     read_delivery(TOPICS, _deliver(kind, payload), lambda _sender, _text: None)
 
 
+def test_the_link_counts_the_payloads_of_each_client(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    link, ada = connect_devices("main", broker.client("server"))(BlobStore(tmp_path)), broker.client("ada")
+    link.open()
+    ada.open(())
+    payload = encode(Presence(client_id="ada", session_id="s", online=True))
+    ada.publish(TOPICS.uplink("ada", "presence"), payload)
+    ada.publish("another/topic", payload)
+    assert len(list(link.receive(0.0))) == 1
+    ack = Ack(of="x", status="accepted")
+    link.reply("ada", ack)
+    link.send(build_round_info(PLAN, RunState().enter(Measuring(), 0.0), 0.0))
+    assert link.traffic.of("ada") == (len(encode(ack)), len(payload))
+
+
 def test_traffic_is_counted_by_client_and_direction() -> None:
-    traffic = Traffic(TOPICS)
-    traffic.count("sent", TOPICS.downlink("ada", "task"), 5)
-    traffic.count("sent", TOPICS.all("round"), 100)
-    traffic.count("received", TOPICS.uplink("ada", "update"), 7)
-    traffic.count("received", "another/topic", 7)
+    traffic = Traffic()
+    traffic.count("ada", "sent", 5)
+    traffic.count("ada", "received", 7)
     assert traffic.of("ada") == (5, 7)
     assert traffic.of("bob") == (0, 0)
     traffic.restart({"bob": (1, 2)})

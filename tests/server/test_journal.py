@@ -18,7 +18,6 @@ from subfleet.methods.pyramidfl import PyramidFL
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.outliers import ChangeSize
@@ -74,7 +73,7 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     )
     after, actions = step(PLAN, state, event, 4.0)
     close = actions[0]
-    record = build_round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
+    record = build_round_record(PLAN, close, Traffic())  # type: ignore[arg-type]  # the first action closes the round
     journal.save(state, after, close=close, record=record)  # type: ignore[arg-type]
     loaded = _journal(tmp_path).load(9.0)
     assert loaded == _durable_state(after, 9.0)

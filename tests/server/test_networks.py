@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,11 @@ from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 from subfleet.serving.narration import describe_networks
-from subfleet.testing.rounds import MODEL as SMALL
+from subfleet.testing.rounds import MODEL as CONFIG
 from subfleet.testing.rounds import draw_state, make_context, with_steps
 from subfleet.testing.submodels import have_same_bits
 
-CONFIG = SMALL
+plan = cache(partial(make_context, HeteroFL()))
 WIDER = replace(CONFIG, widths=(12, 16), depths=(3, 3))
 FIRST = Lineage(id="", config=CONFIG)
 COPY = Lineage(id="a", config=CONFIG, parent="", map=Copied(), born_round=1)
@@ -65,11 +65,6 @@ architectures = st.builds(
     blocks=st.sampled_from([(), ("a",), ("a", "b")]),
     network=ids,
 )
-
-
-@cache
-def plan() -> RunContext:
-    return make_context(HeteroFL())
 
 
 def wider_lineage(network_id: str = "wide") -> Lineage:

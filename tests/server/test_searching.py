@@ -17,7 +17,6 @@ from subfleet.elastic.supernets import path_architecture
 from subfleet.journal.networks import GenerationRecord, NetworkRecord, TuningRecord, build_tuning_record
 from subfleet.journal.rows import build_record, build_round_record
 from subfleet.link.traffic import Traffic
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.signals import Close, CloseGeneration, RequestFailed, Tick
 from subfleet.rounds.state import AcceptedUpdate, ClientState, RunState
@@ -77,7 +76,7 @@ def test_a_round_of_the_supernet_costs_as_much_as_its_drawn_paths(index: int) ->
         parts = Costs(context.network).compute_by_part(context.network.full_architecture())
         numbers = parts[""][0] + sum(parts[part][0] for part in context.network.parts_of(client.architecture))
         expected[client.client_id] = (mean, numbers)
-    record = build_round_record(context, replace(close, clients=tuple(clients)), Traffic(Topics("main")))
+    record = build_round_record(context, replace(close, clients=tuple(clients)), Traffic())
     for row in record.clients:
         macs_of, numbers = expected[row.client_id]
         assert row.forward_macs == pytest.approx(macs_of, abs=1)
@@ -118,7 +117,7 @@ def test_a_run_that_is_resumed_after_any_generation_finds_the_same(tmp_path: Pat
         state, actions = step(BY_SERVER, journal.load(0.0), Tick(), 1.0)
         before, (state, actions) = state, step(BY_SERVER, state, complete_generation(BY_SERVER, state, actions), 2.0)
         close = next((action for action in actions if isinstance(action, CloseGeneration)), None)
-        record = None if close is None else build_record(BY_SERVER, close, Traffic(Topics("main")))
+        record = None if close is None else build_record(BY_SERVER, close, Traffic())
         journal.save(before, state, close=close, record=record)
         resumed += 1
     assert resumed == len(closed) + 1

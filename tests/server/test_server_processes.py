@@ -20,6 +20,7 @@ from subfleet.device_profiles import find_demo_log
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.export.pool import ExportPool
 from subfleet.link.broker import EmbeddedBroker
+from subfleet.link.device_link import connect_devices
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -122,7 +123,9 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str, exports: Expo
             for name, profile in (("jetson", "jetson_orin_nano"), ("laptop", "laptop"))
         ]
         transport = MqttTransport(parse_url(url), "server")
-        server = Server(settings, transport, notes, state_folder=tmp_path / "state", exports=exports)
+        server = Server(
+            settings, connect_devices("main", transport), notes, state_folder=tmp_path / "state", exports=exports
+        )
         result = server.run(threading.Event())
         for client in clients:
             client.wait(timeout=30)

@@ -18,7 +18,6 @@ from server.coordinator_cases import (
 from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.members import list_expected
@@ -60,7 +59,7 @@ def close_round(context: RunContext, state: RunState, now_s: float, *names: str)
 
 
 def report(context: RunContext, close: Close) -> tuple[float, dict[str, str]]:
-    record = build_round_record(context, close, Traffic(Topics("main")))
+    record = build_round_record(context, close, Traffic())
     return record.participation, {row.client_id: row.status for row in record.clients}
 
 

@@ -10,7 +10,6 @@ from subfleet.export.requests import TrainRequest
 from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fjord import FjORD
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.assigning import build_question
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
@@ -38,7 +37,7 @@ def play_round(context: RunContext, state: RunState) -> tuple[RunState, int]:
     )
     state, actions = step(context, state, event, 4.0)
     close = next(action for action in actions if isinstance(action, Close))
-    return state, build_round_record(context, close, Traffic(Topics())).programs_written
+    return state, build_round_record(context, close, Traffic()).programs_written
 
 
 def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it() -> None:

@@ -33,24 +33,22 @@ from subfleet.agent.events import (
     Event,
     LinkDown,
     LinkUp,
-    Measured,
     Received,
     Stopping,
     TimePassed,
 )
-from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
+from subfleet.agent.outcomes import ModelsPlaced, WorkFailed
 from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.device.meters import Meter
-from subfleet.device_profiles.profiles import compute_memory_budget
+from subfleet.edge_client.measuring import measure
 from subfleet.edge_client.message_log import ReceivedLog, log_answer
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.task_work import Outcome, TaskWorker, TrainingOutput
+from subfleet.edge_client.task_work import TaskWorker, store_output
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, RefusalReason, decode, encode
-from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
 from subfleet.transport.chunk_sizes import ChunkSizes
@@ -234,21 +232,7 @@ class EdgeSession:
     def _collect_outcome(self) -> None:
         outcome = self._worker.outcome()
         if outcome is not None:
-            self._handle(self._store_output(outcome))
-
-    def _store_output(self, outcome: Outcome) -> Event:
-        """Store a training's output as a blob, before the agent handles the event."""
-        if not isinstance(outcome, TrainingOutput):
-            return outcome
-        try:
-            blob = self._store.blobs.add_file(outcome.output_path)
-        except FileError as error:
-            return WorkFailed(task_id=outcome.task_id, reason="disk", detail=str(error))
-        except ProtocolError as error:
-            return WorkFailed(task_id=outcome.task_id, reason="failed", detail=str(error))
-        finally:
-            outcome.output_path.unlink(missing_ok=True)
-        return TrainingEnded(task_id=outcome.task_id, result=outcome.result, blob=blob)
+            self._handle(store_output(outcome, self._store.blobs))
 
     def _collect_blobs(self) -> None:
         for result in self._exchange.take_results():
@@ -332,36 +316,8 @@ class EdgeSession:
         self._exchange.fetch(SERVER, action.blob)
 
     def _measure(self, action: Measure) -> None:
-        at_s = quantile = disk_bytes = None
-        if isinstance(action, MeasureForRound):
-            at_s, quantile = action.info.log_time_s, action.info.log_quantile
-            disk_bytes = self._disk_budget_bytes(action.pinned)
-        elif isinstance(action, MeasureForTask):
-            at_s = action.log_time_s
-        log_time_s, reading = self._meter.read(at_s)
-        log_low, budget_bytes = None, self._memory_budget_bytes
-        if quantile is not None and (low := self._meter.low(quantile)) is not None:
-            down_bps, up_bps = low.downlink_bps, low.uplink_bps
-            log_low = LogLow(memory_budget_bytes=budget_bytes(low), downlink_bps=down_bps, uplink_bps=up_bps)
-        self._events.append(
-            Measured(
-                measure=action,
-                log_time_s=log_time_s,
-                reading=reading,
-                memory_budget_bytes=budget_bytes(reading),
-                disk_budget_bytes=disk_bytes,
-                log_low=log_low,
-            )
-        )
-
-    def _memory_budget_bytes(self, reading: Reading) -> int:
-        profile = self._settings.profile
-        return compute_memory_budget(
-            reading,
-            profile.memory_fraction,
-            limit_bytes=profile.max_training_bytes,
-            data_bytes=self._settings.data_bytes_in(self._state.round),
-        )
+        disk_bytes = self._disk_budget_bytes(action.pinned) if isinstance(action, MeasureForRound) else None
+        self._events.append(measure(action, self._settings, self._state.round, self._meter, disk_bytes))
 
     def _disk_budget_bytes(self, pinned: Set[str]) -> int | None:
         try:

@@ -191,24 +191,15 @@ class AgentStore:
             FileError: a model is missing or cannot be written.
             ProtocolError: the run's id or a target cannot name a file.
         """
-        if _RUN_FOLDER.fullmatch(task.run_id) is None:
-            raise ProtocolError(
-                f"run id {task.run_id!r:.140} must be letters, digits, '_', '.' and '-' to name a folder"
-            )
-        folder = self.folder / "models" / task.run_id
-        self._prune_models(folder)
-        files = []
-        for program in task.programs:
-            if program.target not in _SUFFIXES:
-                raise ProtocolError(f"model target is {program.target!r:.80}, but must be one of {sorted(_SUFFIXES)}")
-            path = folder / f"model{_SUFFIXES[program.target]}"
-            source = self.blobs.path(program.blob)
+        files = name_models(task)
+        self._prune_models(self.folder / "models" / task.run_id)
+        for program, file in zip(task.programs, files, strict=True):
+            path, source = self.folder / file, self.blobs.path(program.blob)
             with explain_os_errors(f"the model {str(path)!r} cannot be written", "free some space or repair it"):
-                folder.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 self.blobs.make_room(program.blob.size_bytes)
                 write_atomically(path, [source.read_bytes()])
-            files.append(path.relative_to(self.folder).as_posix())
-        return tuple(files)
+        return files
 
     def _prune_models(self, placed: Path) -> None:
         """Remove the models of all but the latest runs; the one that is placed now counts as one.
@@ -220,6 +211,20 @@ class AgentStore:
             folders = sorted((path for path in folders if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
             for path in folders[: -(KEPT_RUNS - 1)]:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def name_models(task: Task) -> tuple[str, ...]:
+    """Name the file of each model of a deploy task, relative to the agent's folder.
+
+    Raises:
+        ProtocolError: the run's id or a target cannot name a file.
+    """
+    if _RUN_FOLDER.fullmatch(task.run_id) is None:
+        raise ProtocolError(f"run id {task.run_id!r:.140} must be letters, digits, '_', '.' and '-' to name a folder")
+    for program in task.programs:
+        if program.target not in _SUFFIXES:
+            raise ProtocolError(f"model target is {program.target!r:.80}, but must be one of {sorted(_SUFFIXES)}")
+    return tuple(f"models/{task.run_id}/model{_SUFFIXES[program.target]}" for program in task.programs)
 
 
 def _free_bytes(folder: Path) -> int:

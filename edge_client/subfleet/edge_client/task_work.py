@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from subfleet.agent.outcomes import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.agent.outcomes import Ended, EvaluationEnded, ScoringEnded, TrainingEnded, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
@@ -29,6 +29,7 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.jobs import Job, Trainer, TrainResult
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
+from subfleet.transport.blob_store import BlobStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,6 +60,21 @@ class TrainingOutput:
 
 Outcome = TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed
 """How a task ended."""
+
+
+def store_output(outcome: Outcome, blobs: BlobStore) -> Ended:
+    """Store the output of a training as a blob, and remove its file; other outcomes are returned as they are."""
+    if not isinstance(outcome, TrainingOutput):
+        return outcome
+    try:
+        blob = blobs.add_file(outcome.output_path)
+    except FileError as error:
+        return WorkFailed(task_id=outcome.task_id, reason="disk", detail=str(error))
+    except ProtocolError as error:
+        return WorkFailed(task_id=outcome.task_id, reason="failed", detail=str(error))
+    finally:
+        outcome.output_path.unlink(missing_ok=True)
+    return TrainingEnded(task_id=outcome.task_id, result=outcome.result, blob=blob)
 
 
 class TaskWorker(Protocol):

@@ -1,7 +1,7 @@
 """Reads the data and devices of a run: every profile, log and sample of its emulated fleet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from subfleet.tasks.data_form import fit_to_form
 from subfleet.tasks.measuring import measure_inputs
 from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.source_files import find_data_folders
-from subfleet.transport.in_memory import Faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,6 @@ class GatheredRun:
         run: its settings; `devices` and `evaluation` replace the devices and data in them.
         devices: one or more, with different ids.
         evaluation: the server's evaluation and validation samples.
-        faults: faults of the in-memory transport in a batch; none by default.
 
     Raises:
         ConfigError: ids repeat, there are fewer devices than a round needs, or the run has no logical clock.
@@ -69,7 +67,6 @@ class GatheredRun:
     run: Run
     devices: tuple[EmulatedDevice, ...]
     evaluation: Dataset
-    faults: Faults = field(default_factory=Faults)
 
     @property
     def samples(self) -> Dataset:

@@ -34,7 +34,7 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
-from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.reporting.run_figures import violates
@@ -109,24 +109,27 @@ def check_method(
         norms: policy of norms.
         model: trained on 8x8 images of ten digits; by default a small network of layers, or of choices for a supernet.
     """
-    config = _find_config(method, norms, model)
-    if config is None:
-        return f"no settings accept it with norms = {norms!r}"
     try:
-        context = create_context(config, "check")
-        gathered = _gather(context)
+        gathered = gather_check(method, norms, model)
         result = run_batch(gathered, exports)
     except SubfleetError as error:
         return str(error)
-    return next(_find_problems(context, gathered, result), "ok")
+    return next(_find_problems(create_context(gathered.run, "check"), gathered, result), "ok")
 
 
-def _gather(context: RunContext) -> GatheredRun:
-    """Three clients on digits. Their links fit a small, a medium and the second largest submodel of the space.
+def gather_check(method: AnyMethod, norms: NormPolicy = "averaged", model: Family | None = None) -> GatheredRun:
+    """Three clients on digits, for a method as in `check_method`.
 
-    Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
+    Their links fit a small, a medium and the second largest submodel of the space. Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
     largest one, because the norms of the whole model would never be trained otherwise.
+
+    Raises:
+        ConfigError: no settings accept the method with these norms.
     """
+    config = _find_config(method, norms, model)
+    if config is None:
+        raise ConfigError(f"no settings accept it with norms = {norms!r}; choose others")
+    context = create_context(config, "check")
     space = context.first.candidates
     banked = context.roles.aggregator.sharing_groups is not share_everything and not context.roles.aggregator.personal
     indices = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))

@@ -9,56 +9,40 @@ import datetime
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import sqlalchemy as sql
 
-from subfleet.journal.database import connect, describe_location, read_rows, records, reporting_damage, runs, state
+from subfleet.journal.base import AbsenceRecord, AnyRecord, Bytes
+from subfleet.journal.database import (
+    connect,
+    describe_location,
+    open_database,
+    read_rows,
+    records,
+    reporting_damage,
+    runs,
+    state,
+)
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.networks import GenerationRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.journal.stored_state import Change, build_change, build_state, list_changes
-from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
 from subfleet.rounds.signals import AnyClose, Close
 from subfleet.rounds.state import RunState
 from subfleet.settings.fingerprint import check_resumable
+from subfleet.settings.run import Run
 
-Bytes = tuple[int, int]
-"""Bytes down and up."""
 _LAST = chr(0x10FFFF)
 """Behind every other character, so that the index answers which keys begin with a prefix, as it does not LIKE."""
-AnyRecord = RoundRecord | EvaluationRecord | GenerationRecord
 _PARTS: Mapping[type, str] = MappingProxyType(
     {RoundRecord: "round", EvaluationRecord: "evaluation", GenerationRecord: "generation"}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
-class AbsenceRecord:
-    """A client that is away, or has refused its task in the open round.
-
-    Attributes:
-        kind: of the reason: "goodbye", "will", "unheard", "silent" or "refused".
-        reason: in words.
-        seen_at: POSIX time of its last sign of life; None if the server has not heard it since it started.
-    """
-
-    client_id: str
-    kind: str
-    reason: str
-    seen_at: Annotated[float, Range(least=0, most=2**33)] | None
-
-    def describe(self, now: float) -> str:
-        """The reason at this POSIX time."""
-        if self.kind != "silent" or self.seen_at is None:
-            return self.reason
-        return f"no heartbeat for {now - self.seen_at:.0f} s"
 
 
 def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int) -> str:
@@ -89,6 +73,18 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
     return str(known.run_id)
 
 
+def open_journal(folder: Path, config: Run) -> "Journal":
+    """Open the journal of a run in a state folder, and begin the run there unless it has begun.
+
+    Raises:
+        ConfigError: the run was begun with other settings.
+        FileError: the database cannot be used, or is damaged.
+    """
+    engine = open_database(folder)
+    run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
+    return Journal(engine, run_id, first_memory=config.roles.memory.initial)
+
+
 class Journal:
     """One run's part of the database: written by the server's one thread, in one transaction for each step.
 
@@ -99,9 +95,13 @@ class Journal:
     """
 
     def __init__(self, engine: sql.Engine, run_id: str, *, first_memory: Any = None) -> None:
+        self.run_id = run_id
         self._engine = engine
-        self._run_id = run_id
         self._first_memory = first_memory
+
+    def close(self) -> None:
+        """Close the database."""
+        self._engine.dispose()
 
     def load(self, now_s: float) -> RunState:
         """The stored state of the run, with no client heard yet and its deadlines started anew.
@@ -109,9 +109,9 @@ class Journal:
         Raises:
             FileError: the database is damaged, or holds what this version cannot read.
         """
-        rows = sql.select(state.c.part, state.c.key, state.c.value).where(state.c.run_id == self._run_id)
+        rows = sql.select(state.c.part, state.c.key, state.c.value).where(state.c.run_id == self.run_id)
         with connect(self._engine) as connection:
-            (_,) = read_rows(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
+            (_,) = read_rows(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self.run_id))
             stored = read_rows(connection, rows.order_by(state.c.part, state.c.key))
             return build_state(map(tuple, stored), type(self._first_memory)).restart(now_s)
 
@@ -203,7 +203,7 @@ class Journal:
                 written.append(build_change("update", f"{round_key}/{name}", client.update.blob.sha256))
         with self._engine.begin() as connection:
             if row != _build_run_row(before):
-                connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**row))
+                connection.execute(runs.update().where(runs.c.run_id == self.run_id).values(**row))
             self._write(connection, state, changes)
             if emptied:  # the round is attempted again, without the clients that answered before
                 for part in ("traffic", "update"):
@@ -222,7 +222,7 @@ class Journal:
     ) -> dict[str, Any]:
         """The values of a part by their keys, in the order of these; all, or from a key on."""
         query = sql.select(table.c.key, table.c.value).where(
-            table.c.run_id == self._run_id,
+            table.c.run_id == self.run_id,
             table.c.part == part,
             table.c.key.between(max(prefix, since), prefix + _LAST),
         )
@@ -232,7 +232,7 @@ class Journal:
 
     def _write(self, connection: sql.Connection, table: sql.Table, changes: list[Change]) -> None:
         rows = [
-            {"run_id": self._run_id, "part": change.part, "key": change.key, "value": change.text} for change in changes
+            {"run_id": self.run_id, "part": change.part, "key": change.key, "value": change.text} for change in changes
         ]
         if rows:
             connection.execute(_build_deletion(table), rows)
@@ -240,7 +240,7 @@ class Journal:
             connection.execute(table.insert(), written)
 
     def _delete(self, connection: sql.Connection, part: str, prefix: str) -> None:
-        same = (records.c.run_id == self._run_id, records.c.part == part)
+        same = (records.c.run_id == self.run_id, records.c.part == part)
         connection.execute(records.delete().where(*same, records.c.key.between(prefix, prefix + _LAST)))
 
 

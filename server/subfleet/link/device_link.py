@@ -1,9 +1,11 @@
 """The server's link to its devices: messages in and out, tasks until their acks, blobs in both directions."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import cast, get_args
 
+from subfleet.link.base import Connect
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
@@ -15,7 +17,7 @@ from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.complaints import Complaints
-from subfleet.transport.counting import CountingTransport
+from subfleet.transport.counting import CountingTransport, Direction
 from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox
 
@@ -88,8 +90,8 @@ class DeviceLink:
     ) -> None:
         self._topics = topics = Topics(fleet)
         self._clock = clock
-        self.traffic = Traffic(topics)
-        self._transport = CountingTransport(transport, on_payload=self.traffic.count)
+        self.traffic = Traffic()
+        self._transport = CountingTransport(transport, on_payload=self._count)
         self._complaints = Complaints(_LOG, clock)
         self._exchange = BlobExchange(
             blobs,
@@ -205,6 +207,15 @@ class DeviceLink:
             case _:
                 yield incoming
 
+    def _count(self, direction: Direction, topic: str, size_bytes: int) -> None:
+        """Count a payload, unless it belongs to no client."""
+        try:
+            client_id = self._topics.parse(topic).client_id
+        except ProtocolError:
+            return
+        if client_id:
+            self.traffic.count(client_id, direction, size_bytes)
+
     def _drop(self, task_id: str) -> None:
         """Delete what has arrived of a task's update."""
         offer = self._uploads.pop(task_id, None)
@@ -214,3 +225,14 @@ class DeviceLink:
     def _settle(self, task_id: str) -> None:
         self._outbox.settle(task_id)
         self._receivers.pop(task_id, None)
+
+
+def connect_devices(
+    fleet: str,
+    transport: Transport,
+    *,
+    sizes: ChunkSizes | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Connect:
+    """Create links to the devices of a fleet over a broker; see `DeviceLink`."""
+    return lambda blobs: DeviceLink(fleet, transport, blobs, sizes=sizes, clock=clock)

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.transport.counting import Direction
@@ -14,26 +12,17 @@ MOST_CLIENTS = 2**16
 
 
 class Traffic:
-    """Counts the payload bytes to and from each client.
+    """Counts the payload bytes to and from each client."""
 
-    Args:
-        topics: of the fleet.
-    """
-
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
+    def __init__(self) -> None:
         self._down = Counter[str]()
         self._up = Counter[str]()
 
-    def count(self, direction: Direction, topic: str, size_bytes: int) -> None:
-        """Count one payload, unless it belongs to no client."""
-        try:
-            address = self._topics.parse(topic)
-        except ProtocolError:
-            return
+    def count(self, client_id: str, direction: Direction, size_bytes: int) -> None:
+        """Count the bytes of one payload, as the server has sent or received it."""
         account = self._down if direction == "sent" else self._up
-        if address.client_id and (address.client_id in account or len(account) < MOST_CLIENTS):
-            account[address.client_id] += size_bytes
+        if client_id in account or len(account) < MOST_CLIENTS:
+            account[client_id] += size_bytes
 
     def of(self, client_id: str) -> tuple[int, int]:
         """Bytes down and bytes up of a client."""

@@ -21,9 +21,10 @@ from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from subfleet.journal import database
+from subfleet.journal.base import AbsenceRecord
 from subfleet.journal.database import connect, read_rows
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.journal import AbsenceRecord, Journal
+from subfleet.journal.journal import Journal
 from subfleet.journal.places import Places
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError, SubfleetError

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 
-from subfleet.journal.journal import AbsenceRecord, Journal
+from subfleet.journal.base import AbsenceRecord, RunJournal
 from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import Duty
@@ -51,7 +51,7 @@ def is_unawaited(state: RunState, client_id: str) -> bool:
 class Attendance:
     """Tracks absent clients, and writes changes to the journal."""
 
-    def __init__(self, context: RunContext, journal: Journal) -> None:
+    def __init__(self, context: RunContext, journal: RunJournal) -> None:
         self._context = context
         self._journal = journal
         self._checked_s = -_EVERY_S

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
+from subfleet.link.device_link import connect_devices
 from subfleet.link.watch import watch
 from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
@@ -86,7 +87,8 @@ def serve_run(  # noqa: PLR0913 - where and how a run is served
         link = LockingTransport(link, make_server_lock(topics, run.name), tell=observer.say)
         link = RatedTransport(link, topics, Complaints(_LOG).note)
         sizes = ChunkSizes.from_broker(KnownBroker(state / KNOWN_BROKERS, address.host_and_port))
-        server = Server(run, link, observer, state_folder=state, exports=exports, sizes=sizes, samples=samples)
+        connect = connect_devices(run.fleet.name, link, sizes=sizes)
+        server = Server(run, connect, observer, state_folder=state, exports=exports, samples=samples)
         checks = stack.enter_context(clients(address))
         raise_failure = stack.enter_context(watch([*checks, *repairs], stop))
         if broker is not None:

@@ -15,7 +15,7 @@ from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.elastic.permuting import permute, rank_indices
 from subfleet.elastic.recording.adapters import DOWN, UP
-from subfleet.journal.journal import Journal
+from subfleet.journal.base import RunJournal
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
 from subfleet.journal.totals import describe_outliers
@@ -36,7 +36,7 @@ _ADAPTERS = (f".{DOWN}", f".{UP}")
 
 
 def load_model(
-    context: RunContext, state: RunState, journal: Journal, checkpoints: Path, samples: Dataset
+    context: RunContext, state: RunState, journal: RunJournal, checkpoints: Path, samples: Dataset
 ) -> ModelState:
     """The model from which the next round starts.
 
@@ -121,7 +121,7 @@ def _read_first_weights(given: FirstWeights, network: Network, seed: int, sample
     return ModelState(shared=shared, untrained=stored.untrained)
 
 
-def build_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
+def build_result(context: RunContext, state: RunState, journal: RunJournal, checkpoints: Path) -> RunResult:
     """The result of a run in its current state; `checkpoints` is the folder of the models after its rounds."""
     records, evaluations = journal.records(), journal.evaluations()
     searched = find_searched_round(context, state)

@@ -23,15 +23,16 @@ from subfleet.aggregation.round_aggregator import RoundAggregator
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.models import samples_of
-from subfleet.journal.database import open_database, reporting_damage
+from subfleet.journal.base import RunJournal
+from subfleet.journal.database import reporting_damage
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver
-from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.journal import open_journal
 from subfleet.journal.networks import GenerationRecord, describe_generation
 from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import build_record
-from subfleet.link.device_link import DeviceLink
+from subfleet.link.base import Connect
 from subfleet.programs.supply import Exports, Supply
 from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
 from subfleet.protocol.errors import FileError, ProtocolError, RunError
@@ -50,9 +51,7 @@ from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
 from subfleet.tasks.measuring import measure_inputs
-from subfleet.transport.base import Transport
 from subfleet.transport.blob_store import BlobStore
-from subfleet.transport.chunk_sizes import ChunkSizes
 
 _POLL_S = 0.05
 
@@ -64,13 +63,13 @@ class Server:
 
     Args:
         config: settings of the run.
-        transport: to the broker, not opened yet.
+        connect: creates the link to the devices.
         observer: of the run; its errors do not affect the run.
         state_folder: used by one server at a time.
         exports: the exporter; it is not closed.
-        sizes: of chunks.
         samples: evaluation data; None reads those of the settings.
         clock: monotonic seconds.
+        journal: opens the journal of a run in a folder.
 
     Attributes:
         context: of the run.
@@ -87,14 +86,14 @@ class Server:
     def __init__(  # noqa: PLR0913 - the parts of a server
         self,
         config: Run,
-        transport: Transport,
+        connect: Connect,
         observer: RunObserver,
         *,
         state_folder: Path,
         exports: Exports,
-        sizes: ChunkSizes | None = None,
         samples: Dataset | None = None,
         clock: Callable[[], float] = time.monotonic,
+        journal: Callable[[Path, Run], RunJournal] = open_journal,
     ) -> None:
         config, evaluation, validation = read_evaluation_data(config, samples)
         self.samples = evaluation
@@ -105,15 +104,12 @@ class Server:
         self._pace = Pace(config.total_rounds, time.monotonic)
         self._places = Places(state_folder)
         self._places.make()
-        self._engine = open_database(state_folder)
-        run_id = begin_run(
-            self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
-        )
+        self._journal = journal(state_folder, config)
+        run_id = self._journal.run_id
         self.context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
-        self._journal = Journal(self._engine, run_id, first_memory=self.context.roles.memory.initial)
         self._attendance = Attendance(self.context, self._journal)
         self._blobs = blobs = BlobStore(self._places.blobs)
-        self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)
+        self._link = connect(blobs)
         views, threads = Views(context=self.context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
         self._supply = Supply(
             views,
@@ -199,7 +195,7 @@ class Server:
         """Disconnect and end the threads. The run can be resumed."""
         self._link.close()
         self._work.close()
-        self._engine.dispose()
+        self._journal.close()
 
     def result(self) -> RunResult:
         """The result of the run so far. Raises FileError if the journal is damaged."""

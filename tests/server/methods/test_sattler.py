@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,6 @@ from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import (
     DrawnClient,
     draw_change,
@@ -41,21 +40,16 @@ from subfleet.transport.blob_store import BlobStore
 
 METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)  # splits all it can
 Direction = dict[str, torch.Tensor]
-
-
-@cache
-def plan() -> RunContext:
-    return make_context(METHOD)
+NEW = SattlerMemory()
+plan = cache(partial(make_context, METHOD))
 
 
 def direction(seed: int, size: Architecture | None = None) -> Direction:
     """Draw a change of norm 1 of a submodel's tensors; with equal seeds, smaller submodels have the front of it."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in plan().network.tensors.items()}
-    change = {
-        name: tensor_map.extract(drawn[name])
-        for name, tensor_map in tensor_maps(plan().network, size or plan().space[-1]).items()
-    }
+    network, generator = plan().network, torch.Generator().manual_seed(seed)
+    drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
+    maps = tensor_maps(network, size or plan().space[-1]).items()
+    change = {name: tensor_map.extract(drawn[name]) for name, tensor_map in maps}
     norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in change.values()))
     return {name: tensor / norm for name, tensor in change.items()}
 
@@ -70,13 +64,10 @@ def scaled(factor: float, change: Direction) -> Direction:
     return {name: factor * tensor for name, tensor in change.items()}
 
 
-def observe(
-    method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
-) -> Clustering:
-    observe_updates = method.roles().memory.observe
+def observe(method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory = NEW, number: int = 1) -> Clustering:
+    observe_updates, networks = method.roles().memory.observe, {"": plan().network}
     assert observe_updates
-    memory = memory or SattlerMemory()
-    updates = RoundUpdates(networks={"": plan().network}, round=number, clients=tuple(clients), memory=memory)
+    updates = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory)
     return cast("Clustering", observe_updates(updates))
 
 
@@ -175,9 +166,8 @@ def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) 
         changes = learned | {f"eve{number}": lie(number, scaled(3.0 * 0.8**number, common))}
         homes = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
         networks = {name: replace(plan().network, id=name) for name in set(homes.values())}
-        clients = tuple(
-            update(name, change, replace(plan().space[-1], network=homes[name])) for name, change in changes.items()
-        )
+        sizes = {name: replace(plan().space[-1], network=home) for name, home in homes.items()}
+        clients = tuple(update(name, change, sizes[name]) for name, change in changes.items())
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
         closed = ClosedRound(round=number, clients={name: past(homes[name]) for name in homes}, observation=outcome)
         memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)

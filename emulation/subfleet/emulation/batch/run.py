@@ -1,14 +1,15 @@
 """Runs an emulated fleet in one process: server and clients act in turns, and work takes no time of the clock.
 
-Server, agents and programs are those of a real fleet. Only the transport is in memory, the clock is logical, and
-clients share loaded programs. Nothing waits: while no message is sent, the clock advances in growing steps.
+The decisions of server and agents and the programs are those of a real fleet. There is no transport, the journal is in
+memory, the clock is logical, and clients share loaded programs. Nothing waits: while no message is sent, the clock
+advances in growing steps.
 """
 
 import shutil
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,9 +17,11 @@ from subfleet import tasks
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.session import Device, EdgeSession
-from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.thread_worker import TrainingWorker
+from subfleet.edge_client.task_work import TaskWork
+from subfleet.emulation.batch.agents import EmulatedAgent
+from subfleet.emulation.batch.disk import EmulatedDisk
+from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
+from subfleet.emulation.batch.memory_journal import MemoryJournal
 from subfleet.emulation.batch.trainers import AttackingTrainer, create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.export.pool import ExportPool
@@ -29,24 +32,18 @@ from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
-from subfleet.protocol.topics import Topics
 from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
 from subfleet.serving.outcome import Outcome, find_owners
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.transport.base import Transport
-from subfleet.transport.counting import CountingTransport
-from subfleet.transport.in_memory import MemoryBroker
+from subfleet.transport.blob_store import BlobStore
 
 LEAST_STEP_S = 0.001
 """Logical seconds of a turn in which a message was sent or received."""
 MOST_STEP_S = 1.0
 """The longest step of the clock: clients must send within their lease."""
-TRAINING_LIMIT_S = 600.0
-"""Real seconds that a training may take."""
-_ENDLESS_BYTES = 2**60
 _LEAST_FREE_BYTES = 4 * 2**30  # containers often have 64 MiB, and a fleet of 50 needs hundreds
 
 
@@ -101,7 +98,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
-    links: Mapping[str, Callable[[Transport], Transport]] | None = None,
+    interference: Mapping[str, Interference] | None = None,
     finish: Callable[[Server, Path], Outcome] | None = None,
 ) -> BatchResult:
     """Run an emulated fleet to the end. The same run gives the same bits.
@@ -112,7 +109,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         observer: of the run.
         stop: set it to stop the run.
         trainers: by client id, trainers that replace the usual ones.
-        links: by client id, functions that wrap the client's transport.
+        interference: by client id, what changes the client's messages.
         finish: called at the end of the run, while the files of the server exist, with the server and the file of the
             evaluation data.
 
@@ -121,30 +118,30 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         SubfleetError: the settings or the data cannot be used.
     """
     shared = create_trainers({client.runtime for client in gathered.devices})
+    stop = stop or threading.Event()
     with make_scratch_folder(_choose_scratch_folder()) as folder:
         clock = LogicalClock()
-        broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
         tasks.write_npz(evaluation, gathered.evaluation)
-        link, history = CountingTransport(broker.client("server")), _History(observer or Unobserved())
-        run, state = _prepare_run(gathered, evaluation), folder / "server"
+        fleet, history = EmulatedFleet(clock, interference or {}), _History(observer or Unobserved())
+
+        def connect(blobs: BlobStore) -> EmulatedFleet:
+            for client in gathered.devices:
+                trainer = _choose_trainer(client, {**shared, **(trainers or {})})
+                fleet.add(_create_agent(client, trainer, fleet, blobs, folder, stop.is_set))
+            return fleet
+
         server = Server(
-            run, link, history, state_folder=state, exports=exports, clock=clock, samples=gathered.evaluation
+            prepare_run(gathered, evaluation),
+            connect,
+            history,
+            state_folder=folder / "server",
+            exports=exports,
+            samples=gathered.evaluation,
+            clock=clock,
+            journal=lambda _, run: MemoryJournal(run.name),
         )
-        devices = [
-            _BatchDevice(
-                client,
-                _choose_trainer(client, {**shared, **(trainers or {})}),
-                (links or {}).get(client.client_id, _keep)(broker.client(client.client_id)),
-                Topics(gathered.run.fleet.name),
-                folder,
-                clock,
-            )
-            for client in gathered.devices
-        ]
-        batch = _Batch(
-            server=server, devices=devices, link=link, history=history, clock=clock, stop=stop or threading.Event()
-        )
+        batch = _Batch(server=server, fleet=fleet, history=history, clock=clock, stop=stop)
         server.open()
         try:
             turns = batch.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
@@ -154,7 +151,40 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
             server.close()
 
 
-def _prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
+def _create_agent(
+    client: EmulatedDevice,
+    trainer: Trainer,
+    fleet: EmulatedFleet,
+    blobs: BlobStore,
+    folder: Path,
+    stopped: Callable[[], bool],
+) -> EmulatedAgent:
+    name, profile = client.client_id, build_profile(client)
+    data, held_out = folder / f"{name}.npz", folder / f"{name}.held-out.npz"
+    tasks.write_npz(data, client.data)
+    if client.test is not None:
+        tasks.write_npz(held_out, client.test)
+    data_bytes = max(part.summary().data_bytes for part in (client.data, client.test) if part is not None)
+    return EmulatedAgent(
+        settings=AgentSettings(profile=profile, data_bytes=data_bytes, streams=client.data.transform is not None),
+        work=TaskWork(
+            trainers={trainer.target: trainer},
+            blob_path=blobs.path,
+            work_folder=folder,
+            data=str(data),
+            held_out=None if client.test is None else str(held_out),
+            threads=client.profile.threads,
+        ),
+        disk=EmulatedDisk(client.profile.disk_limit_bytes),
+        meter=ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None),
+        blobs=blobs,
+        say=partial(fleet.hear, name),
+        count=partial(fleet.traffic.count, name, "sent"),
+        stopped=stopped,
+    )
+
+
+def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
     """The run for the server: with evaluation data in a file, and settings of outliers for this fleet."""
     run = gathered.run
     settings = DataSettings(
@@ -172,10 +202,6 @@ def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> 
     """The client's own trainer, or that of its runtime; an attacker's is wrapped."""
     trainer = trainers.get(client.client_id) or trainers[client.runtime]
     return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
-
-
-def _keep(link: Transport) -> Transport:
-    return link
 
 
 def _choose_scratch_folder() -> Path:
@@ -215,63 +241,12 @@ class _History:
         self._observer.progressed(progress)
 
 
-class _BatchDevice:
-    """A client: the session of its agent. Its trainings take no logical time."""
-
-    def __init__(
-        self,
-        client: EmulatedDevice,
-        trainer: Trainer,
-        link: Transport,
-        topics: Topics,
-        folder: Path,
-        clock: LogicalClock,
-    ) -> None:
-        data = folder / f"{client.client_id}.npz"
-        tasks.write_npz(data, client.data)
-        held_out = folder / f"{client.client_id}.held-out.npz"
-        if client.test is not None:
-            tasks.write_npz(held_out, client.test)
-        # Free disk space of this machine must not affect the result of a run.
-        home = folder / "devices" / client.client_id
-        store = AgentStore(home, client.profile.disk_limit_bytes, free_bytes=lambda _: _ENDLESS_BYTES)
-        store.work_folder.mkdir(exist_ok=True)
-        self._worker = TrainingWorker(
-            {trainer.target: trainer},
-            blobs=store.blobs,
-            work_folder=store.work_folder,
-            data=str(data),
-            held_out=None if client.test is None else str(held_out),
-            threads=client.profile.threads,
-        )
-        meter = ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None)
-        data_bytes = max(part.summary().data_bytes for part in (client.data, client.test) if part is not None)
-        streams = client.data.transform is not None
-        settings = AgentSettings(profile=build_profile(client), data_bytes=data_bytes, streams=streams)
-        device = Device(store=store, worker=self._worker, meter=meter)
-        self._session = EdgeSession(settings, link, topics, device, clock=clock)
-        self._session.open()
-
-    def turn(self) -> None:
-        """Act once, and wait for a training that begins, so that the next turn has its result.
-
-        Raises:
-            RunError: a training took too long.
-        """
-        self._session.turn(0.0)
-        started_s = time.monotonic()
-        self._worker.join(TRAINING_LIMIT_S)
-        if time.monotonic() - started_s >= TRAINING_LIMIT_S:
-            raise RunError(f"a training took more than {TRAINING_LIMIT_S:g} s; use fewer samples or a smaller model")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """The server and the clients of a run."""
 
     server: Server
-    devices: Sequence[_BatchDevice]
-    link: CountingTransport
+    fleet: EmulatedFleet
     history: _History
     clock: LogicalClock
     stop: threading.Event
@@ -297,15 +272,13 @@ class _Batch:
 
     def _turn(self) -> bool:
         """Let everyone act once; returns whether the server sent or received anything."""
-        before = self.link.sent_bytes + self.link.received_bytes
-        for device in self.devices:
-            device.turn()
+        moved = self.fleet.act()
         self.server.finish()
         aggregated = self.server.state.aggregated_round
         self.server.step(0.0)
         if self.server.state.aggregated_round != aggregated:
             self.history.note(self.server.state.last)
-        return self.link.sent_bytes + self.link.received_bytes != before
+        return moved or self.fleet.busy
 
 
 def _build_result(batch: _Batch, turns: int) -> BatchResult:
