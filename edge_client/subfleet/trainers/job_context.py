@@ -9,7 +9,7 @@ import numpy as np
 from subfleet.protocol.errors import DataError, FileError, TrainingError
 from subfleet.protocol.jobs import AnyJob
 from subfleet.protocol.task import Evaluate
-from subfleet.tasks import DataForm, Dataset, read_dataset
+from subfleet.tasks import DataForm, Dataset
 from subfleet.trainers.job_files import hash_program, read_program
 from subfleet.trainers.kept import Host
 from subfleet.trainers.layouts import StepLayout
@@ -19,12 +19,13 @@ from subfleet.trainers.program_layout import AnyLayout, read_layout
 from subfleet.trainers.runtime import Runtime
 
 
-def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
+def read_data(job: AnyJob, layout: AnyLayout, host: Host) -> Dataset:
     """Read the data set of a job in the form that its program takes, with the run's classes.
 
     Args:
         job: what to train, score or evaluate.
         layout: the layout of its program.
+        host: the process that the job runs in.
 
     Raises:
         DataError: the data cannot be read or used, or do not fit the program or the run's classes.
@@ -38,7 +39,7 @@ def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
         transform=job.transform,
     )
     try:
-        dataset = read_dataset(job.data, form)
+        dataset = host.read(job.data, form)
     except FileError as error:  # tells errors of the program, which can be fetched again, from errors of the data
         raise DataError(str(error)) from error
     _check(dataset, layout, job.data)
@@ -115,10 +116,12 @@ def open_context(
         ProtocolError: the program is not for such a job or this target.
         FileError: the program cannot be read.
     """
-    manifest = read_program(job.program_path, target).manifest
-    layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
-    dataset = read_data(job, layout.values)
     sha256 = hash_program(job.program_path)
+    layout = host.find_layout(sha256, job.threads)
+    if layout is None:
+        manifest = read_program(job.program_path, target).manifest
+        layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
+    dataset = read_data(job, layout.values, host)
     package = host.take(sha256, job.threads)
     before_bytes = 0 if package is None else package.loaded.planned_bytes
     watch = host.watch(job.memory_limit_bytes, held_bytes=0 if package is None else package.held_bytes)

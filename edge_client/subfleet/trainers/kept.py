@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from subfleet.device_profiles.process_memory import release_free_memory
+from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch
+from subfleet.trainers.program_layout import ProgramLayout
 
 _LARGEST_FRACTION = 0.25
 """Of a job's memory limit. Measured with ONNX Runtime, which releases its arena: 5 MB of 51 MB and of 293 MB peaks."""
@@ -39,6 +41,10 @@ class Host(Protocol):
         """Whether several devices train in it, and so share its memory."""
         ...
 
+    def find_layout(self, sha256: str, threads: int) -> ProgramLayout | None:
+        """Find the layout of the kept package of this digest and number of threads, if there is one."""
+        ...
+
     def take(self, sha256: str, threads: int) -> Kept | None:
         """Take the kept package of this digest and number of threads, if there is one."""
         ...
@@ -59,6 +65,10 @@ class Host(Protocol):
         """Read the clock that measures the time of steps, in seconds."""
         ...
 
+    def read(self, source: str, form: DataForm) -> Dataset:
+        """Read a data set in the form that a program takes; see `read_dataset` for its errors."""
+        ...
+
 
 class Slot:
     """A device's own process, which keeps one package; see `Host`."""
@@ -76,6 +86,11 @@ class Slot:
     def shared(self) -> bool:
         """See `Host.shared`."""
         return False
+
+    def find_layout(self, sha256: str, threads: int) -> ProgramLayout | None:
+        """See `Host.find_layout`."""
+        loaded = None if self._kept is None else self._kept.loaded
+        return loaded.layout if loaded is not None and (loaded.sha256, loaded.threads) == (sha256, threads) else None
 
     def take(self, sha256: str, threads: int) -> Kept | None:
         """Take the kept package if it has this digest and number of threads; otherwise it is dropped."""
@@ -100,3 +115,7 @@ class Slot:
     def now_s(self) -> float:
         """See `Host.now_s`."""
         return time.perf_counter()
+
+    def read(self, source: str, form: DataForm) -> Dataset:
+        """See `Host.read`."""
+        return read_dataset(source, form)

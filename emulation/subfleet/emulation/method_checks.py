@@ -120,8 +120,9 @@ def check_method(
 def gather_check(method: AnyMethod, norms: NormPolicy = "averaged", model: Family | None = None) -> GatheredRun:
     """Three clients on digits, for a method as in `check_method`.
 
-    Their links fit a small, a medium and the second largest submodel of the space. Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
-    largest one, because the norms of the whole model would never be trained otherwise.
+    Their links fit a small, a medium and the second largest submodel of the space. Clients have different runtimes of
+    the method. If each size has norms of its own, the third client's link fits the largest one, because the norms of
+    the whole model would never be trained otherwise.
 
     Raises:
         ConfigError: no settings accept the method with these norms.

@@ -32,11 +32,18 @@ from subfleet.rounds.work import CheckRequest, ProgramRequest
 
 def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     """Apply an event, then move on as far as the state allows."""
-    handled, actions = _handle(context, state, event, now_s)
-    if isinstance(event, Presence | Profile | Telemetry) and _moves_nothing(context, state, handled, event, now_s):
-        return handled, actions
-    after, more = advance(context, handled, now_s)
-    return after, (*actions, *more, *list_skip_notices(state, after))
+    handled, actions, moves = state, list[signals.Action](), False
+    for one in event.messages if isinstance(event, signals.Messages) else (event,):
+        before = handled
+        handled, more = _handle(context, before, one, now_s)
+        actions += more
+        moves = moves or not (
+            isinstance(one, Presence | Profile | Telemetry) and _moves_nothing(context, before, handled, one, now_s)
+        )
+    if not moves:
+        return handled, tuple(actions)
+    after, further = advance(context, handled, now_s)
+    return after, (*actions, *further, *list_skip_notices(state, after))
 
 
 def build_round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
@@ -86,7 +93,7 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
     return (*ahead, *resent, *(lacking or request_tasks(state, clients)))
 
 
-def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
+def _handle(context: RunContext, state: RunState, event: signals.SingleEvent, now_s: float) -> signals.Outcome:
     match event:
         case signals.Tick():
             outcome: signals.Outcome = forget_strangers(context, state, now_s), ()

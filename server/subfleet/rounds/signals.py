@@ -166,7 +166,17 @@ class RequestFailed:
 
 FromDevice = Presence | Profile | Telemetry | Answer
 """Messages of devices. An `Update` only announces its blob, which is still on the device."""
-Event = FromDevice | Tick | RequestDone | RequestFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Messages that have arrived together, in order. The state moves on once they have all been applied."""
+
+    messages: tuple[FromDevice, ...]
+
+
+SingleEvent = FromDevice | Tick | RequestDone | RequestFailed
+Event = SingleEvent | Messages
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 """The next state, and the actions that follow."""

@@ -177,8 +177,8 @@ class Server:
                 raise FileError(outcome.reason)
             self._apply(outcome)
         at_once, self._goes_on = self._goes_on or self._work.more, False
-        for event in self._link.receive(0.0 if at_once else timeout_s):
-            self._apply(event)
+        if messages := tuple(self._link.receive(0.0 if at_once else timeout_s)):
+            self._apply(signals.Messages(messages=messages))
         for update in self._link.pull_updates():
             self._begin(CheckRequest(update=update))
         self._apply(signals.Tick())

@@ -17,6 +17,7 @@ from subfleet.protocol.jobs import DataSummary, Job, Prediction, Trainer, TrainR
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.settings.fleet import Attack
+from subfleet.tasks import DataForm, Dataset
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.job_files import read_program, write_change
 from subfleet.trainers.kept import Host, Kept
@@ -24,6 +25,7 @@ from subfleet.trainers.layouts import read_step_layout
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory_watch import GrowthWatch
 from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.program_layout import ProgramLayout
 from subfleet.trainers.torch import TorchTrainer
 
 TRAINERS: Mapping[str, Callable[[Host], Trainer]] = MappingProxyType(
@@ -58,10 +60,14 @@ class SharedHost:
 
     Args:
         most: number of sessions that stay loaded; the least recently used one is dropped first.
+        most_bytes: memory of the data sets that stay read, as for sessions.
     """
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most: int = 64, most_bytes: int = 2**28) -> None:
         self._most = most
+        self._most_bytes = most_bytes
+        self._data: OrderedDict[tuple[str, DataForm], Dataset] = OrderedDict()
+        self._data_bytes = 0
         self._sessions: OrderedDict[tuple[str, int], Loaded] = OrderedDict()
 
     @property
@@ -73,6 +79,11 @@ class SharedHost:
     def shared(self) -> bool:
         """See `Host.shared`."""
         return True
+
+    def find_layout(self, sha256: str, threads: int) -> ProgramLayout | None:
+        """See `Host.find_layout`."""
+        loaded = self._sessions.get((sha256, threads))
+        return None if loaded is None else loaded.layout
 
     def take(self, sha256: str, threads: int) -> Kept | None:
         """See `Host.take`."""
@@ -94,9 +105,24 @@ class SharedHost:
     def release(self) -> None:
         """See `Host.release`; the process keeps freed memory for the next client."""
 
+    def read(self, source: str, form: DataForm) -> Dataset:
+        """See `Host.read`. Sources do not change during a run."""
+        dataset = self._data.pop((source, form), None)
+        if dataset is None:
+            dataset = tasks.read_dataset(source, form)
+            self._data_bytes += _measure(dataset)
+        self._data[source, form] = dataset
+        while self._data_bytes > self._most_bytes and len(self._data) > 1:
+            self._data_bytes -= _measure(self._data.popitem(last=False)[1])
+        return dataset
+
     def now_s(self) -> float:
         """See `Host.now_s`; always 0, because times in this process are not those of devices, and vary between runs."""
         return 0.0
+
+
+def _measure(dataset: Dataset) -> int:
+    return dataset.inputs.nbytes + dataset.labels.nbytes
 
 
 def create_trainers(runtimes: set[str]) -> Mapping[str, Trainer]:
