@@ -11,7 +11,8 @@ from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.run import LogicalClock, prepare_run
+from subfleet.emulation.batch.agenda import LogicalClock
+from subfleet.emulation.batch.run import prepare_run
 from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.export.pool import ExportPool
@@ -114,7 +115,7 @@ def play_messages(
             server.step(0.0)
             moved = link.sent_bytes + link.received_bytes != before
             step_s = 0.001 if moved else min(2 * step_s, 1.0)
-            clock.advance(step_s)
+            clock.advance(clock() + step_s)
         if server.state.phase == "failed":
             raise RunError(server.state.failure)
         path = server.result().model_path

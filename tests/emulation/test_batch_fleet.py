@@ -135,9 +135,20 @@ def test_the_same_experiment_gives_the_same_bits(undisturbed: BatchResult, expor
     assert run_batch(experiment(seed=6), exports).model != undisturbed.model
 
 
-def test_a_run_takes_little_logical_time(undisturbed: BatchResult) -> None:
-    assert undisturbed.logical_seconds < 1.0, "no attempt, heartbeat or deadline elapsed"
+def test_a_round_takes_as_long_as_its_slowest_link(undisturbed: BatchResult) -> None:
+    for record in undisturbed.rounds:
+        links_s = [8 * row.bytes_down / 1e7 + 8 * row.bytes_up / 1e6 for row in record.clients]
+        assert [row.took_s for row in record.clients] == pytest.approx(links_s)
+        assert record.seconds == pytest.approx(max(links_s), abs=0.01)
+    rounds_s = sum(record.seconds or 0 for record in undisturbed.rounds)
+    assert rounds_s < undisturbed.logical_seconds < rounds_s + 0.1, "devices also evaluate the last model"
     assert undisturbed.turns < 50
+
+
+def test_a_run_without_durations_takes_no_time(exports: ExportPool) -> None:
+    result = run_batch(experiment(host=HostSettings(durations="none")), exports)
+    assert result.logical_seconds < 0.01, "no attempt or deadline elapsed"
+    assert {row.took_s for record in result.rounds for row in record.clients} == {None}
 
 
 def test_a_client_that_always_refuses_does_not_block_the_others(exports: ExportPool) -> None:

@@ -120,7 +120,7 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     for scores in filter(None, device_scores):
         assert (scores["rounds"], scores["answers"], len(scores["ranks"])) == (2, 4, 2)
         assert 0 < scores["supernet_bytes"] < first["weight_bytes"]
-        assert scores["bytes_down"] > scores["answers"] * scores["supernet_bytes"]
+        assert scores["bytes_down"] >= scores["answers"] * scores["supernet_bytes"]
     assert (tmp_path / "run" / SUPERNET).exists()
     best = [
         max(generation["best"] for generation in summary["generations"] if generation["tier"] == tier)

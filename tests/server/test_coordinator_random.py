@@ -36,6 +36,7 @@ from subfleet.rounds.signals import (
     CloseEvaluation,
     CloseGeneration,
     Event,
+    Messages,
     Request,
     RequestDone,
     RequestFailed,
@@ -93,9 +94,7 @@ class Fleet(RuleBasedStateMachine):
         elif isinstance(action, Close):
             self.closed.append(action.round)
         elif isinstance(action, CloseEvaluation):
-            done = {
-                client.task.task_id for client in action.clients if client.stage == "done" and client.task is not None
-            }
+            done = {client.task.task_id for client in action.clients if client.stage == "done" and client.task}
             assert action.round not in self.evaluations
             self.evaluations[action.round] = done
             assert not any(client.open for client in action.clients)
@@ -127,7 +126,8 @@ class Fleet(RuleBasedStateMachine):
         for name in CLIENTS:
             self.presence(name, 1, online=True)
             self.profile(name, CLIENTS.index(name))
-            self.apply(telemetry(self.context, name, max(self.state.round, 1), attempt=self.state.attempt))
+        number, attempt = max(self.state.round, 1), self.state.attempt
+        self.apply(Messages(messages=tuple(telemetry(self.context, name, number, attempt=attempt) for name in CLIENTS)))
 
     @rule(
         data=st.data(),

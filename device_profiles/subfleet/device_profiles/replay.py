@@ -34,6 +34,35 @@ class ReplayedLog:
         at_s = log_time_s % self.period_s if self.period_s else 0.0
         return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
 
+    def measure_duration(self, amount: float, rate: Callable[[Reading], float], start_s: float) -> float:
+        """Compute the seconds in which a rate that follows the log adds up to an amount.
+
+        Args:
+            amount: such as bits; 0 or more.
+            rate: the rate per second at a reading; 0 or more, or infinite.
+            start_s: the time of the log from which on it counts.
+
+        Returns:
+            The seconds; infinite if the rate is 0 everywhere.
+        """
+        if amount <= 0:
+            return 0.0
+        at_s = start_s % self.period_s if self.period_s else 0.0
+        index, elapsed_s, left_at_start = bisect_right(self._times_s, at_s) - 1, 0.0, amount
+        while True:
+            now = rate(self.log.rows[index].reading)
+            end_s = (*self._times_s[index + 1 : index + 2], self.period_s)[0] if self.period_s else math.inf
+            if now > 0 and amount <= now * (end_s - at_s):
+                return elapsed_s + amount / now
+            if math.isinf(end_s):
+                return math.inf
+            amount, elapsed_s, at_s, index = amount - now * (end_s - at_s), elapsed_s + end_s - at_s, end_s, index + 1
+            if index == len(self._times_s):
+                at_s, index = 0.0, 0
+                if amount == left_at_start and elapsed_s > self.period_s:
+                    return math.inf
+                left_at_start = amount
+
     def low(self, quantile: float) -> Reading:
         """Compute low quantiles of free memory and link rates over the time that the device is available.
 

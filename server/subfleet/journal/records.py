@@ -206,6 +206,10 @@ class RoundRecord:
         """The value of the headline; None if unknown."""
         return self.all_metrics.get(self.headline)
 
+    def without_peaks(self) -> "RoundRecord":
+        """The record without measured memory, which means nothing if devices share a process."""
+        return replace(self, clients=tuple(replace(row, measured_peak_bytes=None) for row in self.clients))
+
     def without_measurements(self) -> "RoundRecord":
         """The record without measurements of devices; see `RunResult.without_measurements`."""
         rows = tuple(replace(row, seconds=None, took_s=None, measured_peak_bytes=None) for row in self.clients)
@@ -301,6 +305,10 @@ class RunResult:
     generations: tuple[GenerationRecord, ...] = ()
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def without_peaks(self) -> "RunResult":
+        """The result without peaks of memory, which mean nothing if devices share a process."""
+        return replace(self, rounds=tuple(record.without_peaks() for record in self.rounds))
 
     def without_measurements(self) -> "RunResult":
         """The result without seconds and peaks of memory, which mean nothing if devices share a process or a clock."""

@@ -130,6 +130,11 @@ class Server:
         """Whether the run has ended; clients may not know yet."""
         return self.state.phase in ("finished", "failed")
 
+    @property
+    def busy(self) -> bool:
+        """Whether the next step has something to do without any message or time."""
+        return self._goes_on or self._work.more
+
     def run(self, stop: threading.Event) -> RunResult:
         """Run to the end, or until `stop` is set.
 
@@ -176,7 +181,7 @@ class Server:
             if isinstance(outcome, signals.RequestFailed) and outcome.by_disk:
                 raise FileError(outcome.reason)
             self._apply(outcome)
-        at_once, self._goes_on = self._goes_on or self._work.more, False
+        at_once, self._goes_on = self.busy, False
         if messages := tuple(self._link.receive(0.0 if at_once else timeout_s)):
             self._apply(signals.Messages(messages=messages))
         for update in self._link.pull_updates():

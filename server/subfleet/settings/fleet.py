@@ -161,11 +161,14 @@ class HostSettings:
 
     Attributes:
         type: where the devices run.
+        durations: for "batch": "modelled" lets transfers and training take as long as the devices' logs and profiles
+            say; with "none" they take no time, so that no device is late.
         turns_per_round: for "batch": the run fails if a round takes more turns than this on average; a quiet round
             takes about ten.
     """
 
     type: HostKind = "processes"
+    durations: Literal["modelled", "none"] = "modelled"
     turns_per_round: Positive = 5000
 
 

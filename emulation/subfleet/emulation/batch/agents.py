@@ -1,11 +1,12 @@
-"""The agent of an emulated device: the decisions of a real one, performed in the server's process.
+"""The agent of an emulated device: the decisions of a real one, performed in the server's process and in logical time.
 
 Nothing is encoded, and blobs are read from the server's store, so that a client costs little more than its training.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from subfleet.agent.actions import (
     Action,
@@ -26,34 +27,39 @@ from subfleet.agent.actions import (
     Weigh,
 )
 from subfleet.agent.events import BlobArrived, BlobFailed, Event, LinkUp, Received, TimePassed
-from subfleet.agent.outcomes import ModelsPlaced, WorkFailed
+from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, AgentState
 from subfleet.agent.stepping import step
 from subfleet.device.meters import Meter
 from subfleet.edge_client.measuring import measure
 from subfleet.edge_client.store import name_models
 from subfleet.edge_client.task_work import TaskWork, store_output
+from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.disk import EmulatedDisk
+from subfleet.emulation.batch.timing import Timing
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.exhaustive import never
-from subfleet.protocol.messages import Message
+from subfleet.protocol.messages import Message, RoundInfo
 from subfleet.protocol.task import Task
 from subfleet.transport.blob_store import BlobStore
 
 
 @dataclass(eq=False, kw_only=True)
 class EmulatedAgent:
-    """An agent whose actions are performed at once. Its work takes no logical time.
+    """An agent whose transfers and trainings take the time that its device would need.
 
     Attributes:
         settings: of the agent.
-        work: does its tasks.
+        work: does its tasks, at the moment at which the device would have done them.
         disk: which blobs it holds.
         meter: reads its log.
+        timing: tells how long it needs.
         blobs: the store of the server.
+        clock: logical seconds.
+        agenda: what happens later.
         say: called with each message to the server.
-        count: called with the bytes of each blob that it fetches.
+        count: called with the bytes of each blob that it has fetched.
         stopped: whether the run is to end, asked between the steps of a training.
     """
 
@@ -61,33 +67,39 @@ class EmulatedAgent:
     work: TaskWork
     disk: EmulatedDisk
     meter: Meter
+    timing: Timing
     blobs: BlobStore
+    clock: LogicalClock
+    agenda: Agenda
     say: Callable[[Message], None]
     count: Callable[[int], None]
     stopped: Callable[[], bool]
     _state: AgentState = field(default_factory=AgentState)
+    _log_starts_s: float = 0.0
+    _link_free_s: float = 0.0
+    _under_way: dict[str, int] = field(default_factory=dict)
 
     @property
-    def due_s(self) -> float:
-        """When it next sends something by itself."""
-        return min(self._state.heartbeat_due_s, self._state.telemetry_due_s)
+    def log_time_s(self) -> float:
+        """The time of its log: it goes on from the time that the round announced."""
+        return max(0.0, self._log_starts_s + self.clock())
 
-    def join(self, now_s: float) -> None:
+    def join(self) -> None:
         """Announce itself."""
-        self._handle(LinkUp(), now_s)
+        self._handle(LinkUp())
 
-    def receive(self, message: Message, now_s: float) -> None:
+    def receive(self, message: Message) -> None:
         """React to a message of the server."""
-        self._handle(Received(message=message), now_s)
+        if isinstance(message, RoundInfo) and message.log_time_s is not None:
+            self._log_starts_s = message.log_time_s - self.clock()
+        if isinstance(message, Task):
+            self.agenda.add(self.clock() + message.deadline_s, partial(self._handle, TimePassed()))
+        self._handle(Received(message=message))
 
-    def tick(self, now_s: float) -> None:
-        """Do what is due."""
-        self._handle(TimePassed(), now_s)
-
-    def _handle(self, event: Event, now_s: float) -> None:
+    def _handle(self, event: Event) -> None:
         events = deque([event])
         while events:
-            self._state, actions = step(self.settings, self._state, events.popleft(), now_s)
+            self._state, actions = step(self.settings, self._state, events.popleft(), self.clock())
             for action in actions:
                 events.extend(self._perform(action))
 
@@ -98,27 +110,74 @@ class EmulatedAgent:
             case Weigh():
                 yield self.disk.weigh(action)
             case Fetch():
-                yield self._fetch(action.blob)
+                yield from self._fetch(action.blob)
             case MeasureForRound() | MeasureForTask() | MeasureRegularly():
                 disk_bytes = self.disk.measure_budget(action.pinned) if isinstance(action, MeasureForRound) else None
                 yield measure(action, self.settings, self._state.round, self.meter, disk_bytes)
             case StartWork():
-                yield store_output(self.work.do(action.task, action.memory_limit_bytes, self.stopped), self.blobs)
+                seconds = self.timing.work_s(action.task, self.log_time_s)
+                yield from self._later(action.task.task_id, seconds, partial(self._do, action, seconds))
+            case StopWork():
+                yield from self._stop(action.task_id)
             case PlaceModels():
                 yield _place_models(action.task)
+            case CancelFetch():
+                self._cancel(action.blob.sha256)
+            case _:
+                self._keep_up(action)
+
+    def _keep_up(self, action: Prune | Settle | Save | Leave) -> None:
+        match action:
             case Prune():
                 self.disk.prune(action.keep)
-            case Settle() | CancelFetch() | StopWork() | Save() | Leave():
-                pass  # nothing is sent twice, underway, or kept beyond the run
+            case Settle() | Save() | Leave():
+                pass  # nothing is sent twice, or kept beyond the run
             case _:
                 never(action)
 
-    def _fetch(self, blob: BlobRef) -> Event:
+    def _later(self, name: str, seconds: float, find_event: Callable[[], Event]) -> Iterator[Event]:
+        """Handle an event once it has taken its time; without any, it is returned."""
+        if not seconds:
+            yield find_event()
+            return
+
+        def happen() -> None:
+            del self._under_way[name]
+            self._handle(find_event())
+
+        self._under_way[name] = self.agenda.add(self.clock() + seconds, happen)
+
+    def _cancel(self, name: str) -> bool:
+        number = self._under_way.pop(name, None)
+        if number is not None:
+            self.agenda.cancel(number)
+        return number is not None
+
+    def _fetch(self, blob: BlobRef) -> Iterator[Event]:
+        """Fetch a blob after those that it fetches already."""
+        seconds = 0.0
+        if not self.disk.holds(blob):
+            waits_s = max(0.0, self._link_free_s - self.clock())
+            seconds = waits_s + self.timing.transfer_s("down", blob.size_bytes, self.log_time_s + waits_s)
+            self._link_free_s = self.clock() + seconds
+        yield from self._later(blob.sha256, seconds, partial(self._take, blob))
+
+    def _take(self, blob: BlobRef) -> Event:
         if not self.blobs.has(blob):
             return BlobFailed(sha256=blob.sha256, reason="program", detail="the server does not have it any more")
         if self.disk.hold(blob):
             self.count(blob.size_bytes)
         return BlobArrived(sha256=blob.sha256)
+
+    def _do(self, action: StartWork, seconds: float) -> Event:
+        ended = store_output(self.work.do(action.task, action.memory_limit_bytes, self.stopped), self.blobs)
+        if isinstance(ended, TrainingEnded):
+            ended = replace(ended, result=replace(ended.result, train_seconds=seconds))
+        return ended
+
+    def _stop(self, task_id: str) -> Iterator[Event]:
+        if self._cancel(task_id):
+            yield WorkFailed(task_id=task_id, reason="failed", detail="the training was stopped")
 
 
 def _place_models(task: Task) -> Event:

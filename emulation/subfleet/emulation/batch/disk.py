@@ -34,6 +34,10 @@ class EmulatedDisk:
         """The space for a task in bytes, beside pinned blobs; None without a limit."""
         return None if self._limit_bytes == sys.maxsize else max(0, self._measure_room(pinned) - STATE_BYTES)
 
+    def holds(self, blob: BlobRef) -> bool:
+        """Whether a blob is there."""
+        return blob.sha256 in self._sizes_bytes
+
     def hold(self, blob: BlobRef) -> bool:
         """Use a blob; returns whether it had to be fetched."""
         known = self._sizes_bytes.pop(blob.sha256, None)

@@ -1,9 +1,10 @@
 """The link of a server to devices in its own process: messages are handed over as they are."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, get_args
 
+from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.answers import Update
@@ -25,41 +26,42 @@ class Interference(Protocol):
 
 
 class EmulatedFleet:
-    """See `Link`. Messages wait in order until the other side acts; none is lost, and none takes time.
+    """See `Link`. Messages wait in order until the other side acts; none is lost, and only blobs take time.
 
     Args:
         clock: logical seconds.
         interference: by client id, for clients whose messages are changed.
+
+    Attributes:
+        clock: see above.
+        agenda: what happens later.
     """
 
-    def __init__(self, clock: Callable[[], float], interference: Mapping[str, Interference]) -> None:
+    def __init__(self, clock: LogicalClock, interference: Mapping[str, Interference]) -> None:
         self.traffic = Traffic()
-        self._clock = clock
+        self.agenda = Agenda()
+        self.clock = clock
         self._interference = interference
         self._agents: dict[str, EmulatedAgent] = {}
         self._said: list[FromDevice] = []
         self._pulled: list[Update] = []
         self._sent: deque[tuple[str, Message]] = deque()  # with its receiver; empty for all
         self._announced = ""
-        self._due_s = 0.0
+        self._pulls: dict[str, tuple[int, Update]] = {}  # by task, with the number in the agenda
 
     def add(self, agent: EmulatedAgent) -> None:
         """Add a device, before the link is opened."""
         self._agents[agent.settings.client_id] = agent
 
     def act(self) -> bool:
-        """Let every device react to what was sent; returns whether any message passed."""
-        now_s = self._clock()
+        """Let every device react to what was sent and to the time; returns whether the server has something to do."""
         while self._sent:
             receiver, message = self._sent.popleft()
             for agent in self._agents.values() if not receiver else [self._agents[receiver]]:
                 if self._reaches(agent, message):
-                    agent.receive(message, now_s)
-        if now_s >= self._due_s:
-            for agent in self._agents.values():
-                agent.tick(now_s)
-            self._due_s = min(agent.due_s for agent in self._agents.values())
-        return bool(self._said)
+                    agent.receive(message)
+        self.agenda.run(self.clock())
+        return bool(self._said or self._pulled)
 
     def hear(self, client_id: str, message: Message) -> None:
         """Take a message of a client for the server."""
@@ -77,12 +79,13 @@ class EmulatedFleet:
     def digests(self) -> frozenset[str]:
         """See `Link.digests`."""
         offered = [message for message in self._said if isinstance(message, Update)]
-        return frozenset(update.blob.sha256 for update in (*offered, *self._pulled))
+        under_way = (update for _, update in self._pulls.values())
+        return frozenset(update.blob.sha256 for update in (*offered, *self._pulled, *under_way))
 
     def open(self) -> None:
         """See `Link.open`; every device joins."""
         for agent in self._agents.values():
-            agent.join(self._clock())
+            agent.join()
 
     def close(self) -> None:
         """See `Link.close`."""
@@ -94,9 +97,20 @@ class EmulatedFleet:
         yield from said
 
     def pull(self, update: Update) -> None:
-        """See `Link.pull`; the blob is in the store already."""
-        self.traffic.count(update.client_id, "received", update.blob.size_bytes)
-        self._pulled.append(update)
+        """See `Link.pull`. The blob is in the store already, but counts once the device has sent it."""
+        self._drop(update.task_id)
+        agent = self._agents[update.client_id]
+        seconds = agent.timing.transfer_s("up", update.blob.size_bytes, agent.log_time_s)
+
+        def arrive() -> None:
+            self._pulls.pop(update.task_id, None)
+            self.traffic.count(update.client_id, "received", update.blob.size_bytes)
+            self._pulled.append(update)
+
+        if seconds:
+            self._pulls[update.task_id] = (self.agenda.add(self.clock() + seconds, arrive), update)
+        else:
+            arrive()
 
     def pull_updates(self) -> Iterator[Update]:
         """See `Link.pull_updates`."""
@@ -111,6 +125,7 @@ class EmulatedFleet:
         """See `Link.withdraw`."""
         kept = (entry for entry in self._sent if not (isinstance(entry[1], Task) and entry[1].task_id == task_id))
         self._sent = deque(kept)
+        self._drop(task_id)
 
     def reply(self, client_id: str, ack: Ack) -> None:
         """See `Link.reply`."""
@@ -121,6 +136,11 @@ class EmulatedFleet:
         if info is not None and info.message_id != self._announced:
             self._announced = info.message_id
             self._sent.append(("", info))
+
+    def _drop(self, task_id: str) -> None:
+        """Forget an update that has not arrived."""
+        if task_id in self._pulls:
+            self.agenda.cancel(self._pulls.pop(task_id)[0])
 
     def _reaches(self, agent: EmulatedAgent, message: Message) -> bool:
         interference = self._interference.get(agent.settings.client_id)

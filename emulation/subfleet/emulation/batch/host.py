@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from subfleet.emulation.batch.figures import compute_attack_figures
-from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.batch.run import keep_meaningful, run_batch
 from subfleet.emulation.batch.trainers import TRAINERS, create_trainers
 from subfleet.emulation.gathering import gather_run
 from subfleet.export.pool import ExportPool
@@ -45,7 +45,7 @@ def run_in_batch(
     trainers = {trainer.suffix: trainer for trainer in runnable.values()}
 
     def write(server: Server, evaluation: Path) -> Outcome:
-        result, gallery = server.result().without_measurements(), collect_gallery(server)
+        result, gallery = keep_meaningful(server.result(), run), collect_gallery(server)
         return write_outcome(
             folder,
             result,

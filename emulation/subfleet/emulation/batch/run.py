@@ -1,8 +1,9 @@
-"""Runs an emulated fleet in one process: server and clients act in turns, and work takes no time of the clock.
+"""Runs an emulated fleet in one process: server and clients act in turns, by a logical clock.
 
 The decisions of server and agents and the programs are those of a real fleet. There is no transport, the journal is in
-memory, the clock is logical, and clients share loaded programs. Nothing waits: while no message is sent, the clock
-advances in growing steps.
+memory, and clients share loaded programs. Transfers and training take as long as the devices' logs and profiles say,
+see `timing`. Nothing waits: when nobody has anything to do, the clock goes on to the next event, in steps of a second
+in which the server looks at its deadlines.
 """
 
 import shutil
@@ -18,20 +19,25 @@ from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.task_work import TaskWork
+from subfleet.emulation.batch.agenda import LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
 from subfleet.emulation.batch.memory_journal import MemoryJournal
+from subfleet.emulation.batch.timing import NoTime, ReplayedTiming, Timing
 from subfleet.emulation.batch.trainers import AttackingTrainer, create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.export.pool import ExportPool
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
+from subfleet.link.base import Connect
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.networks import estimate_size
 from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
 from subfleet.serving.outcome import Outcome, find_owners
@@ -40,26 +46,13 @@ from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.transport.blob_store import BlobStore
 
-LEAST_STEP_S = 0.001
-"""Logical seconds of a turn in which a message was sent or received."""
-MOST_STEP_S = 1.0
-"""The longest step of the clock: clients must send within their lease."""
+STEP_S = 1.0
+"""The longest step of the clock, by which the server may notice a deadline too late."""
+EVALUATION = "evaluation.npz"
+"""The file of the evaluation data in the folder of a run."""
+_ENDLESS_S = 1e9
+"""Clients of a batch send no heartbeats: they are there until they say otherwise."""
 _LEAST_FREE_BYTES = 4 * 2**30  # containers often have 64 MiB, and a fleet of 50 needs hundreds
-
-
-class LogicalClock:
-    """A clock that only `advance` moves."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def __call__(self) -> float:
-        """Seconds since the start."""
-        return self._now_s
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward."""
-        self._now_s += seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +60,8 @@ class BatchResult:
     """The result of a batch run.
 
     Attributes:
-        rounds: every round, with a row for each client. Memory and time are not measured, because devices share a
-            process and the clock is logical.
+        rounds: every round, with a row for each client. Memory is not measured, because devices share a process; times
+            are those of the logical clock.
         model: the last checkpoint, a safetensors container of the whole model; empty if no round was aggregated.
         supernet: the last checkpoint before the supernet was searched; empty if there was no search.
         trained: by client id and round, the client with the submodel of its aggregated update.
@@ -117,75 +110,116 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         RunError: the run failed, was stopped, or did not end within its turns.
         SubfleetError: the settings or the data cannot be used.
     """
-    shared = create_trainers({client.runtime for client in gathered.devices})
+    known = {**create_trainers({client.runtime for client in gathered.devices}), **(trainers or {})}
     stop = stop or threading.Event()
     with make_scratch_folder(_choose_scratch_folder()) as folder:
-        clock = LogicalClock()
-        evaluation = folder / "evaluation.npz"
-        tasks.write_npz(evaluation, gathered.evaluation)
-        fleet, history = EmulatedFleet(clock, interference or {}), _History(observer or Unobserved())
+        fleet = EmulatedFleet(LogicalClock(), interference or {})
+
+        def count_macs(architecture: Architecture) -> int:
+            return estimate_size(server.context, server.state.lineages, architecture).forward_macs
 
         def connect(blobs: BlobStore) -> EmulatedFleet:
             for client in gathered.devices:
-                trainer = _choose_trainer(client, {**shared, **(trainers or {})})
-                fleet.add(_create_agent(client, trainer, fleet, blobs, folder, stop.is_set))
+                timing = _create_timing(client, gathered.run, count_macs)
+                work = _create_work(client, _choose_trainer(client, known), blobs, folder)
+                fleet.add(_create_agent(client, fleet, work, timing, blobs, stop.is_set))
             return fleet
 
-        server = Server(
-            prepare_run(gathered, evaluation),
-            connect,
-            history,
-            state_folder=folder / "server",
-            exports=exports,
-            samples=gathered.evaluation,
-            clock=clock,
-            journal=lambda _, run: MemoryJournal(run.name),
-        )
-        batch = _Batch(server=server, fleet=fleet, history=history, clock=clock, stop=stop)
+        history = _History(observer or Unobserved(), gathered.run)
+        server = _create_server(gathered, exports, connect, history, folder, fleet.clock)
+        batch = _Batch(server=server, fleet=fleet, history=history, stop=stop)
         server.open()
         try:
-            turns = batch.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
-            result = _build_result(batch, turns)
-            return result if finish is None else replace(result, outcome=finish(server, evaluation))
+            result = _build_result(batch, batch.play())
+            return result if finish is None else replace(result, outcome=finish(server, folder / EVALUATION))
         finally:
             server.close()
 
 
+def _create_server(
+    gathered: GatheredRun,
+    exports: ExportPool,
+    connect: Connect,
+    observer: RunObserver,
+    folder: Path,
+    clock: LogicalClock,
+) -> Server:
+    evaluation = folder / EVALUATION
+    tasks.write_npz(evaluation, gathered.evaluation)
+    return Server(
+        prepare_run(gathered, evaluation),
+        connect,
+        observer,
+        state_folder=folder / "server",
+        exports=exports,
+        samples=gathered.evaluation,
+        clock=clock,
+        journal=lambda _, run: MemoryJournal(run.name),
+    )
+
+
 def _create_agent(
     client: EmulatedDevice,
-    trainer: Trainer,
     fleet: EmulatedFleet,
+    work: TaskWork,
+    timing: Timing,
     blobs: BlobStore,
-    folder: Path,
     stopped: Callable[[], bool],
 ) -> EmulatedAgent:
-    name, profile = client.client_id, build_profile(client)
-    data, held_out = folder / f"{name}.npz", folder / f"{name}.held-out.npz"
-    tasks.write_npz(data, client.data)
-    if client.test is not None:
-        tasks.write_npz(held_out, client.test)
-    data_bytes = max(part.summary().data_bytes for part in (client.data, client.test) if part is not None)
     return EmulatedAgent(
-        settings=AgentSettings(profile=profile, data_bytes=data_bytes, streams=client.data.transform is not None),
-        work=TaskWork(
-            trainers={trainer.target: trainer},
-            blob_path=blobs.path,
-            work_folder=folder,
-            data=str(data),
-            held_out=None if client.test is None else str(held_out),
-            threads=client.profile.threads,
-        ),
+        settings=_create_settings(client),
+        work=work,
         disk=EmulatedDisk(client.profile.disk_limit_bytes),
         meter=ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None),
+        timing=timing,
         blobs=blobs,
-        say=partial(fleet.hear, name),
-        count=partial(fleet.traffic.count, name, "sent"),
+        clock=fleet.clock,
+        agenda=fleet.agenda,
+        say=partial(fleet.hear, client.client_id),
+        count=partial(fleet.traffic.count, client.client_id, "sent"),
         stopped=stopped,
     )
 
 
+def _create_settings(client: EmulatedDevice) -> AgentSettings:
+    return AgentSettings(
+        profile=build_profile(client),
+        data_bytes=max(part.summary().data_bytes for part in (client.data, client.test) if part is not None),
+        streams=client.data.transform is not None,
+        heartbeat_s=_ENDLESS_S,
+        telemetry_s=_ENDLESS_S,
+    )
+
+
+def _create_timing(client: EmulatedDevice, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
+    if run.host.durations == "none":
+        return NoTime()
+    return ReplayedTiming(
+        log=ReplayedLog(client.log),
+        macs_per_s=client.profile.macs_per_s,
+        sample_count=len(client.data),
+        held_out_count=0 if client.test is None else len(client.test),
+        count_macs=count_macs,
+    )
+
+
+def _create_work(client: EmulatedDevice, trainer: Trainer, blobs: BlobStore, folder: Path) -> TaskWork:
+    data, held_out = folder / f"{client.client_id}.npz", folder / f"{client.client_id}.held-out.npz"
+    tasks.write_npz(data, client.data)
+    if client.test is not None:
+        tasks.write_npz(held_out, client.test)
+    return TaskWork(
+        trainers={trainer.target: trainer},
+        blob_path=blobs.path,
+        work_folder=folder,
+        data=str(data),
+        held_out=None if client.test is None else str(held_out),
+        threads=client.profile.threads,
+    )
+
+
 def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
-    """The run for the server: with evaluation data in a file, and settings of outliers for this fleet."""
+    """The run for the server: evaluation data in a file, outliers as for this fleet, and clients without heartbeats."""
     run = gathered.run
     settings = DataSettings(
         test=str(evaluation),
@@ -195,7 +229,8 @@ def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
         check=run.data.check,
     )
     attacked = any(client.attack is not None for client in gathered.devices)
-    return replace(run, data=settings, outliers=run.outliers.for_emulation(attacked=attacked))
+    deadlines = replace(run.deadlines, lease_s=_ENDLESS_S)
+    return replace(run, data=settings, outliers=run.outliers.for_emulation(attacked=attacked), deadlines=deadlines)
 
 
 def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
@@ -214,8 +249,9 @@ def _choose_scratch_folder() -> Path:
 class _History:
     """Records rounds and trained submodels; it is the server's observer, and passes everything on to another one."""
 
-    def __init__(self, observer: RunObserver) -> None:
+    def __init__(self, observer: RunObserver, run: Run) -> None:
         self._observer = GuardedObserver(observer)
+        self._timed = run.host.durations == "modelled"
         self.rounds: list[RoundRecord] = []
         self.trained: dict[str, dict[int, Participant]] = {}
 
@@ -229,12 +265,12 @@ class _History:
         self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
-        self.rounds.append(record.without_measurements())
+        self.rounds.append(record.without_peaks() if self._timed else record.without_measurements())
         self._observer.round_finished(self.rounds[-1])
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """See `RunObserver`."""
-        self._observer.evaluated(record.without_measurements())
+        self._observer.evaluated(record if self._timed else record.without_measurements())
 
     def progressed(self, progress: Progress) -> None:
         """See `RunObserver`."""
@@ -248,37 +284,41 @@ class _Batch:
     server: Server
     fleet: EmulatedFleet
     history: _History
-    clock: LogicalClock
     stop: threading.Event
 
-    def play(self, most_turns: int) -> int:
+    def play(self) -> int:
         """Let server and clients act in turns until the run is finished; returns the number of turns."""
-        step_s = LEAST_STEP_S
+        run = self.server.context.config
+        most_turns = run.host.turns_per_round * (run.total_rounds + 1)
         for turn in range(most_turns):
             if self.server.finished:
                 return turn
             if self.stop.is_set():
                 raise StoppedError("the run was stopped before its end; a batch cannot be resumed, start it again")
-            moved = self._turn()
-            step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
-            self.clock.advance(step_s)
+            if not self._turn():
+                self.fleet.clock.advance(min(self.fleet.clock() + STEP_S, self.fleet.agenda.next_s))
         state = self.server.state
         waits_for = f" and waits for {state.failed_attempts.waits_for}" if state.failed_attempts.waits_for else ""
         raise RunError(
             f"the run did not end within {most_turns} turns: it is in phase {state.phase!r} of round "
-            f"{state.round} after {self.clock():.0f} logical seconds{waits_for}; raise "
+            f"{state.round} after {self.fleet.clock():.0f} logical seconds{waits_for}; raise "
             "host.turns_per_round or shorten the deadlines"
         )
 
     def _turn(self) -> bool:
-        """Let everyone act once; returns whether the server sent or received anything."""
+        """Let everyone act once; returns whether there is more to do at this time."""
         moved = self.fleet.act()
         self.server.finish()
         aggregated = self.server.state.aggregated_round
         self.server.step(0.0)
         if self.server.state.aggregated_round != aggregated:
             self.history.note(self.server.state.last)
-        return moved or self.fleet.busy
+        return moved or self.fleet.busy or self.server.busy
+
+
+def keep_meaningful(result: RunResult, run: Run) -> RunResult:
+    """The result without measurements that mean nothing: memory, and seconds if nothing takes time."""
+    return result.without_peaks() if run.host.durations == "modelled" else result.without_measurements()
 
 
 def _build_result(batch: _Batch, turns: int) -> BatchResult:
@@ -294,6 +334,6 @@ def _build_result(batch: _Batch, turns: int) -> BatchResult:
         trained=MappingProxyType(dict(sorted(history.trained.items()))),
         own=MappingProxyType(dict(find_owners(server))),
         turns=turns,
-        logical_seconds=batch.clock(),
-        result=replace(result, model_path=None, supernet_path=None).without_measurements(),
+        logical_seconds=batch.fleet.clock(),
+        result=keep_meaningful(replace(result, model_path=None, supernet_path=None), batch.server.context.config),
     )
