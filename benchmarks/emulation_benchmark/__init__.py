@@ -1,0 +1,1 @@
+"""One game for three emulators: the same network, samples and steps in each."""
