@@ -23,7 +23,7 @@ from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
+from subfleet.rounds.live import PUNCTUAL, Duty, FleetMember, Punctuality
 from subfleet.rounds.members import explain_away, has_left
 from subfleet.rounds.signals import Outcome, Withdraw
 from subfleet.rounds.state import ClientState, RunState
@@ -235,9 +235,20 @@ def list_awaited_models(context: RunContext, state: RunState, now_s: float) -> I
 
 def record_answer(context: RunContext, state: RunState, client: ClientState, duty: Duty, now_s: float) -> RunState:
     """The state after an accepted answer of a client."""
+    member = state.live.members.get(client.client_id)
+    if member is None:
+        return state
+    members = {client.client_id: note_answer(context, state, member, client, duty, now_s)}
+    return replace(state, live=replace(state.live, members=state.live.members.with_items(members)))
+
+
+def note_answer(
+    context: RunContext, state: RunState, member: FleetMember, client: ClientState, duty: Duty, now_s: float
+) -> FleetMember:
+    """The member after an accepted answer of its client."""
     took_s = now_s - find_sent_s(context, state, client, duty)
-    known = get_punctuality(state, client.client_id, duty).after_answer(took_s)
-    return _replace_punctuality(state, {client.client_id: known}, duty)
+    known = member.punctuality.get(duty, PUNCTUAL).after_answer(took_s)
+    return replace(member, punctuality=MappingProxyType({**member.punctuality, duty: known}))
 
 
 def record_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: int | None = None) -> RunState:

@@ -4,9 +4,10 @@ Handlers apply events; only `advance` moves from phase to phase. A caller stores
 performs the actions, so that every promise to a client survives a crash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal, cast
 
 from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.exhaustive import never
@@ -14,7 +15,7 @@ from subfleet.protocol.messages import Presence, Profile, RoundInfo, Telemetry
 from subfleet.rounds import signals
 from subfleet.rounds.arrivals import apply_result
 from subfleet.rounds.assigning import answer_refusal, assign_client, describe_refusal, lower_budget, remember_disk
-from subfleet.rounds.awaiting import record_answer
+from subfleet.rounds.awaiting import note_answer, record_answer
 from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
@@ -33,13 +34,11 @@ from subfleet.rounds.work import CheckRequest, ProgramRequest
 def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     """Apply an event, then move on as far as the state allows."""
     handled, actions, moves = state, list[signals.Action](), False
-    for one in event.messages if isinstance(event, signals.Messages) else (event,):
+    for events in _group(event):
         before = handled
-        handled, more = _handle(context, before, one, now_s)
+        handled, more = _handle(context, before, events, now_s)
         actions += more
-        moves = moves or not (
-            isinstance(one, Presence | Profile | Telemetry) and _moves_nothing(context, before, handled, one, now_s)
-        )
+        moves = moves or not all(_moves_nothing(context, before, handled, one, now_s) for one in events)
     if not moves:
         return handled, tuple(actions)
     after, further = advance(context, handled, now_s)
@@ -93,7 +92,17 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
     return (*ahead, *resent, *(lacking or request_tasks(state, clients)))
 
 
-def _handle(context: RunContext, state: RunState, event: signals.SingleEvent, now_s: float) -> signals.Outcome:
+def _group(event: signals.Event) -> Iterator[Sequence[signals.SingleEvent]]:
+    """The events of an event in order: telemetry that arrives together, and every other event by itself."""
+    for kind, group in groupby(event.messages if isinstance(event, signals.Messages) else (event,), type):
+        events = tuple(group)
+        yield from (events,) if kind is Telemetry else ((one,) for one in events)
+
+
+def _handle(
+    context: RunContext, state: RunState, events: Sequence[signals.SingleEvent], now_s: float
+) -> signals.Outcome:
+    event = events[0]
     match event:
         case signals.Tick():
             outcome: signals.Outcome = forget_strangers(context, state, now_s), ()
@@ -104,7 +113,7 @@ def _handle(context: RunContext, state: RunState, event: signals.SingleEvent, no
         case Profile():
             outcome = _receive_profile(context, state, event, now_s)
         case Telemetry():
-            outcome = _receive_telemetry(context, state, event, now_s)
+            outcome = _receive_telemetry(context, state, cast("Sequence[Telemetry]", events), now_s)
         case Update() | Scores() | Refusal() | Evaluated() | Deployed():
             outcome = _receive_answer(context, state, event, now_s)
         case _:
@@ -113,12 +122,14 @@ def _handle(context: RunContext, state: RunState, event: signals.SingleEvent, no
 
 
 def _moves_nothing(
-    context: RunContext, before: RunState, after: RunState, event: Presence | Profile | Telemetry, now_s: float
+    context: RunContext, before: RunState, after: RunState, event: signals.SingleEvent, now_s: float
 ) -> bool:
     """Whether a message only confirms that a client is present. The next tick does what is due.
 
     So a heartbeat costs the same in a fleet of any size.
     """
+    if not isinstance(event, Presence | Profile | Telemetry):
+        return False
     if after is before:
         return True
     if isinstance(event, Profile) or after.clients is not before.clients:
@@ -136,10 +147,10 @@ def _receive_presence(context: RunContext, state: RunState, presence: Presence, 
         if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
         member = record_departure(member, presence, now_s)
-        return _with_member(state, presence.client_id, member), ()
+        return _with_members(state, {presence.client_id: member}), ()
     started_anew = presence.session_id != member.session_id
     member = _mark_heard(member, presence.session_id, now_s)
-    state = _with_member(state, presence.client_id, member)
+    state = _with_members(state, {presence.client_id: member})
     client = state.clients.get(presence.client_id)
     if started_anew and client is not None and client.stage in ("scoring", "out") and client.task is not None:
         # The ack of this task may have come from the earlier session, which has lost the task.
@@ -159,38 +170,69 @@ def _receive_profile(context: RunContext, state: RunState, profile: Profile, now
     answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
-    state = _with_member(forget_refusals(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
+    state = _with_members(
+        forget_refusals(state, profile.client_id), {profile.client_id: replace(member, noted_s=now_s)}
+    )
     swept = replace(state.live, swept=Sweep())  # now there may be too many members
     return replace(state, profiles=state.profiles.with_items({profile.client_id: profile}), live=swept), answer
 
 
-def _with_member(state: RunState, client_id: str, member: FleetMember) -> RunState:
+def _with_members(state: RunState, members: Mapping[str, FleetMember]) -> RunState:
     live = state.live
-    swept = live.swept if client_id in live.members else Sweep()  # now there may be too many of them
-    return replace(state, live=replace(live, members=live.members.with_items({client_id: member}), swept=swept))
+    swept = live.swept if all(name in live.members for name in members) else Sweep()  # there may be too many of them
+    return replace(state, live=replace(live, members=live.members.with_items(members), swept=swept))
 
 
-def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> signals.Outcome:
-    client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = _mark_heard(state.live.members.get(client_id, FleetMember()), telemetry.session_id, now_s)
-    state = _with_member(state, client_id, member)
+def _receive_telemetry(
+    context: RunContext, state: RunState, messages: Sequence[Telemetry], now_s: float
+) -> signals.Outcome:
+    """Apply telemetry, of all members together: in a large fleet it is most of what arrives."""
+    members, clients, actions = dict[str, FleetMember](), dict[str, ClientState](), list[signals.Action]()
+    for telemetry in messages:
+        name = telemetry.client_id
+        known = members.get(name) or state.live.members.get(name, FleetMember())
+        members[name] = _mark_heard(known, telemetry.session_id, now_s)
+        status, reason = _judge_telemetry(context, state, telemetry, clients)
+        if status == "accepted":
+            clients[name] = apply_exclusion(state, build_client(context, state, state.profiles[name], telemetry))
+            members[name] = note_answer(context, state, members[name], clients[name], "telemetry", now_s)
+        if status != "waiting":
+            actions.append(reply(name, telemetry.message_id, status, reason))
+    state = _with_members(state, members)
+    if not clients:
+        return state, tuple(actions)
+    state = state.with_clients(*clients.values())
+    for client in clients.values():
+        state = remember_network(state, client)
+    runtimes = dict.fromkeys(client.offer.runtime for client in clients.values() if client.stage == "answered")
+    estimates = (request for runtime in runtimes for request in request_estimates(context, state, runtime))
+    state, requests = request_new(state, estimates)
+    return state, (*actions, *requests)
+
+
+def _judge_telemetry(
+    context: RunContext, state: RunState, telemetry: Telemetry, new: Mapping[str, ClientState]
+) -> tuple[Literal["accepted", "duplicate", "refused", "waiting"], str]:
+    """The ack of a telemetry, and why; "waiting" for none: outside rounds, or before the profile has arrived.
+
+    Args:
+        context: of the run.
+        state: of the run.
+        telemetry: of a client.
+        new: the clients whose telemetry of this round has arrived together with it.
+    """
+    name = telemetry.client_id
     if telemetry.round is None:
-        return state, ()
+        return "waiting", ""
     if (telemetry.run_id, telemetry.round, telemetry.attempt) != (context.run_id, state.round, state.attempt):
-        return state, (reply(client_id, message_id, "refused", f"round {telemetry.round} of that run is not open"),)
-    if client_id in state.clients and state.clients[client_id].stage != "missing":
-        return state, (reply(client_id, message_id, "duplicate"),)
+        return "refused", f"round {telemetry.round} of that run is not open"
+    client = new.get(name) or state.clients.get(name)
+    if client is not None and client.stage != "missing":
+        return "duplicate", ""
     if state.phase != "measure":
-        return state, (reply(client_id, message_id, "refused", f"round {state.round} has started without this client"),)
-    if (profile := state.profiles.get(client_id)) is None:
-        # Its profile has not arrived yet; the client repeats the telemetry until it is acknowledged.
-        return state, ()
-    client = apply_exclusion(state, build_client(context, state, profile, telemetry))
-    state = record_answer(context, state, client, "telemetry", now_s)
-    state, requests = remember_network(state.with_clients(client), client), tuple[signals.Action, ...]()
-    if client.stage == "answered":
-        state, requests = request_new(state, request_estimates(context, state, client.offer.runtime))
-    return state, (reply(client_id, message_id, "accepted"), *requests)
+        return "refused", f"round {state.round} has started without this client"
+    # Until its profile arrives, the client repeats the telemetry: it is not acknowledged.
+    return ("accepted" if name in state.profiles else "waiting"), ""
 
 
 def _receive_answer(context: RunContext, state: RunState, answer: Answer, now_s: float) -> signals.Outcome:
