@@ -26,6 +26,7 @@ from subfleet.agent.actions import (
     StopWork,
     Weigh,
 )
+from subfleet.agent.composing import compose_telemetry
 from subfleet.agent.events import BlobArrived, BlobFailed, Event, LinkUp, Received, TimePassed
 from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, AgentState
@@ -41,6 +42,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Message, RoundInfo
+from subfleet.protocol.readings import Reading
 from subfleet.protocol.task import Task
 from subfleet.transport.blob_store import BlobStore
 
@@ -75,6 +77,8 @@ class EmulatedAgent:
     count: Callable[[int], None]
     stopped: Callable[[], bool]
     _state: AgentState = field(default_factory=AgentState)
+    _heard: RoundInfo | None = None
+    _reading: Reading | None = None
     _log_starts_s: float = 0.0
     _link_free_s: float = 0.0
     _under_way: dict[str, int] = field(default_factory=dict)
@@ -88,13 +92,36 @@ class EmulatedAgent:
         """Announce itself."""
         self._handle(LinkUp())
 
+    @property
+    def _idle(self) -> bool:
+        return self._state.current is None and self._state.running is None and not self._state.pending
+
     def receive(self, message: Message) -> None:
-        """React to a message of the server."""
+        """React to a message of the server.
+
+        Most members of a large fleet only answer announcements. A member without a task does so without a step of the
+        agent, which would expect an ack of the answer: here nothing is lost.
+        """
         if isinstance(message, RoundInfo) and message.log_time_s is not None:
             self._log_starts_s = message.log_time_s - self.clock()
-        if isinstance(message, Task):
+        if not self._idle:
+            self._handle(Received(message=message))
+        elif isinstance(message, RoundInfo):
+            self._heard = message
+            if message.phase == "measure":
+                self._answer(message)
+        elif isinstance(message, Task):
+            self._state = replace(self._state, round=self._heard, round_at_s=self.clock(), reading=self._reading)
             self.agenda.add(self.clock() + message.deadline_s, partial(self._handle, TimePassed()))
-        self._handle(Received(message=message))
+            self._handle(Received(message=message))
+
+    def _answer(self, info: RoundInfo) -> None:
+        """Answer an announcement with telemetry."""
+        pinned = self._state.saved.pinned
+        action = MeasureForRound(info=info, pinned=pinned)
+        measured = measure(action, self.settings, info, self.meter, self.disk.measure_budget(pinned))
+        self._reading = measured.reading
+        self.say(compose_telemetry(self.settings, measured, self.clock()))
 
     def _handle(self, event: Event) -> None:
         events = deque([event])
