@@ -5,7 +5,7 @@ python benchmarks/emulation.py --json          # ends with one JSON object
 python benchmarks/emulation.py --members 1000 3000 10000
 python benchmarks/emulation.py --write         # and writes benchmarks/results/emulation.md
 
-The game is in `emulation_benchmark/game.py`: 100 members, of which 20 train the network of PyTorch's beginners' tutorial
+The game is in `emulation_benchmark/game.py`: of 100 members, 20 train the network of PyTorch's beginners' tutorial
 for five steps in each round. Flower runs in an environment of its own, `build/flower`, which the first run makes. Each
 is a process of its own; they take turns, and each round's figure is the CPU seconds of all its processes. Medians are
 over the rounds after the first; "first" includes what is made once. With `--members` fleets grow, and 20 still train.
@@ -32,7 +32,7 @@ from smoke import parse_arguments
 RESULTS = Path(__file__).parent / "results" / "emulation.md"
 _PROGRAMS = Path(__file__).parent / "emulation_benchmark"
 _FLOWER, _FLOWER_VERSION = Path(__file__).resolve().parents[1] / "build" / "flower", "1.42.0"
-_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 Rounds = list[float]
 

@@ -4,6 +4,7 @@ python benchmarks/emulation_benchmark/flower_app.py '{"members": 100, "taking_pa
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 import psutil
 import torch
