@@ -90,7 +90,10 @@ def _build_budget(
 
 def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
     """Multiply-accumulates that a sample may take, by the seconds of a round and of a batch; None is no limit."""
-    training, config = context.training(round_number), context.config
+    config = context.config
+    if profile.macs_per_s is None or not (config.training_s or config.batch_s):
+        return None
+    training = context.training(round_number)
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
     limited = [limit_forward_macs(profile.macs_per_s, seconds, count) for seconds, count in limits]
     return min((most for most in limited if most is not None), default=None)
