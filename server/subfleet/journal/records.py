@@ -208,7 +208,10 @@ class RoundRecord:
 
     def without_peaks(self) -> "RoundRecord":
         """The record without measured memory, which means nothing if devices share a process."""
-        return replace(self, clients=tuple(replace(row, measured_peak_bytes=None) for row in self.clients))
+        rows = (
+            row if row.measured_peak_bytes is None else replace(row, measured_peak_bytes=None) for row in self.clients
+        )
+        return replace(self, clients=tuple(rows))
 
     def without_measurements(self) -> "RoundRecord":
         """The record without measurements of devices; see `RunResult.without_measurements`."""

@@ -152,7 +152,8 @@ def explain_missing(context: RunContext, state: RunState, client_id: str, duty: 
 
 def drop_departed(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Close the client states of open clients that have said goodbye, see `members.has_left`."""
-    found = ((name, state.live.members.get(name)) for name, client in sorted(state.clients.items()) if client.open)
+    names = sorted(name for name, client in state.clients.items() if client.open)
+    found = ((name, state.live.members.get(name)) for name in names)
     departed = {name: member for name, member in found if member is not None and has_left(context, member, now_s)}
     if not departed:
         return state, ()

@@ -195,7 +195,8 @@ def assign_best(context: RunContext, state: RunState, client: ClientState, score
 
 def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Give sizes to clients without scores after half of the round's time, or when the round stops waiting for them."""
-    waiting = [client for _, client in sorted(state.clients.items()) if client.stage == "scoring"]
+    scoring = (client for client in state.clients.values() if client.stage == "scoring")
+    waiting = sorted(scoring, key=lambda client: client.client_id)
     if not waiting:
         return state, ()
     over = now_s - state.live.entered_s >= get_limit_s(context, "scores")
