@@ -150,17 +150,20 @@ class Scored(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.bias = nn.Parameter(draw(1, 4, 1, 5)) if options.pop("biased", False) else None
+        self.groups = options.pop("groups", 4)
         self.options = options
 
     def forward(self, x: Tensor) -> Tensor:
-        groups = 2 if self.options.get("enable_gqa") else 4
+        groups = self.groups
         return functional.scaled_dot_product_attention(
             x, x[:, :groups] * 2, x[:, :groups].sin(), attn_mask=self.bias, **self.options
         )
 
 
 @pytest.mark.parametrize(
-    "options", [{"is_causal": True}, {"biased": True}, {"enable_gqa": True, "scale": 0.3}], ids=str
+    "options",
+    [{"is_causal": True}, {"biased": True}, {"groups": 2, "enable_gqa": True, "scale": 0.3}, {"groups": 1}],
+    ids=str,
 )
 def test_scaled_dot_product_attention(options: dict[str, Any]) -> None:
     assert_same(Scored(**options), draw(2, 4, 5, 3))

@@ -96,6 +96,7 @@ def _scaled_dot_product(
 ) -> Tensor:
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    query, key, value = _expand_lead(query, key, value)
     shape = (*query.shape[:-1], key.shape[-2])
     mask = None if attn_mask is None else _additive(attn_mask, query)
     if is_causal:
@@ -104,6 +105,12 @@ def _scaled_dot_product(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     output: Tensor = _Attention.apply(query, key, value, mask, dropout, factor)  # type: ignore[no-untyped-call]
     return output
+
+
+def _expand_lead(*tensors: Tensor) -> list[Tensor]:
+    """Expand all dimensions but the last two alike, as where all heads of the queries share one of the keys."""
+    lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))
+    return [tensor if tensor.shape[:-2] == lead else tensor.expand(*lead, -1, -1) for tensor in tensors]
 
 
 def _project(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: int, heads: int) -> tuple[Tensor, ...]:
