@@ -335,16 +335,19 @@ class Recurrent(nn.Module):
 
 
 class Compared(nn.Module):
-    """Symbols are the rows of a table, by a product with a one where each stands."""
+    """Symbols and places are rows of tables, by products with a one where each stands."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.randn((11, 8), generator=torch.Generator().manual_seed(0)))
+        self.places = nn.Parameter(torch.randn((2, 5, 8), generator=torch.Generator().manual_seed(1)))
         self.hidden = nn.Linear(8, 12)
         self.head = nn.Linear(12, 3)
 
     def forward(self, symbols: Tensor) -> Tensor:
         rows = functional.one_hot(symbols, 11).float() @ self.table
+        numbers = torch.arange(5).expand(len(symbols), 2, -1)
+        rows = rows + (functional.one_hot(numbers, 5).float() @ self.places).sum(1)
         logits: Tensor = self.head(torch.relu(self.hidden(rows)).mean(1))
         return logits
 

@@ -216,6 +216,7 @@ def test_attention_counts_its_products() -> None:
         "biased",
         "swapped",
         "tied",
+        "compared",
     ],
 )
 def test_multiplications_are_those_that_pytorch_counts(name: str) -> None:

@@ -18,7 +18,7 @@ class Product:
 
     Attributes:
         weight: name of the tensor of the module that is one of its factors; empty if both were computed.
-        result: dimensions of the result for one sample.
+        result: dimensions of the result.
         summed: dimensions that are summed.
         layer: path of the layer that computes it.
     """
@@ -170,10 +170,9 @@ class DimensionFollower:
         rule(operation)
 
     def add_product(self, *factors: Tensor, result: Sequence[Dim], summed: Sequence[Dim]) -> None:
-        """Note a product, for one sample."""
+        """Note a product."""
         weight = next(filter(None, map(self.find_weight, factors)), "")
-        kept = tuple(tuple(leaf for leaf in resolve(dim) if not leaf.is_batch) for dim in result)
-        self.products.append(Product(weight=weight, result=kept, summed=tuple(summed), layer=self.layer))
+        self.products.append(Product(weight=weight, result=tuple(result), summed=tuple(summed), layer=self.layer))
 
 
 class FollowingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

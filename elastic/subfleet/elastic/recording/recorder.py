@@ -121,8 +121,13 @@ def _write(module: nn.Module, runs: ModuleRuns, cuts: Cuts, markers: Markers, sy
 
 
 def _express_all(dims: Iterable[Dim], names: Mapping[Leaf, str]) -> Iterator[Any]:
-    """The sizes of a product's dimensions above 1."""
-    return (size for size in (express(dim, names) for dim in dims) if size != 1)
+    """The sizes of a product's dimensions above 1, for one sample.
+
+    Only now is it known which leaves run over samples: a constant that is expanded to the batch is combined with a
+    sample later.
+    """
+    alone = ([leaf for leaf in resolve(dim) if not leaf.is_batch] for dim in dims)
+    return (size for size in (express(dim, names) for dim in alone) if size != 1)
 
 
 def _write_axes(axes: Iterable[NamedAxis], runs: ModuleRuns, cuts: Cuts) -> Iterator[RecordedAxis]:
