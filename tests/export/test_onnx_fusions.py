@@ -59,6 +59,21 @@ def test_a_scale_and_an_offset_are_one_operator(
     assert_close(results, run(x, scale, offset))
 
 
+@pytest.mark.parametrize(("shape", "dims"), [((4, 16, 64, 64), [0, 1, 2, 3]), ((2, 4, 256, 256), [0, -2, 3])])
+@pytest.mark.parametrize("keep", [True, False])
+def test_long_sums_round_little(shape: tuple[int, ...], dims: list[int], *, keep: bool) -> None:
+    x = random_tensor(*shape)
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.sum(dims, keepdim=keep),)
+
+    operators, (result,) = write_and_run(run, x)
+    assert operators == ["ReduceSum"] * 2
+    exact = x.double().sum(dims, keepdim=keep)
+    assert result.shape == exact.shape
+    assert float((result - exact).abs().max() / x.double().square().sum(dims).sqrt().max()) < 1e-6
+
+
 @pytest.mark.parametrize("is_tensor", [True, False])
 def test_a_decayed_weight_of_one_row_is_no_scaled_channel(*, is_tensor: bool) -> None:
     """Positions of a transformer, (1, T, C), under AdamW: the weight times a number, minus a change of its shape."""

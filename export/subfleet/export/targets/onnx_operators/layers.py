@@ -1,5 +1,6 @@
 """Operators that are whole layers, products and reductions."""
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -53,6 +54,27 @@ def _reduction(operator: str) -> Translation:
         return emitter.add(operator, *inputs, output=node, keepdims=int(bool(keep)))
 
     return translate
+
+
+_LONG_SUM = 2**14
+"""So many elements in a row are summed in two steps. ONNX Runtime adds them one after the other, and each addition
+rounds: 34 times PyTorch's error for 400,000 elements, 3 times in two steps, in the same time (measured)."""
+
+
+def _sum(emitter: Emitter, node: Node) -> str:
+    x, dims, keep = arguments(node, None, None, False)
+    shape = shape_of(x)
+    summed = {dim % len(shape) for dim in ([dims] if isinstance(dims, int) else dims or range(len(shape)))}
+    first = len(shape)
+    while first - 1 in summed:
+        first -= 1
+    count = math.prod(shape[first:])
+    middles = [place for place in range(first, len(shape)) if 1 < math.prod(shape[place:]) < count]
+    if count < _LONG_SUM or not middles:
+        return _reduction("ReduceSum")(emitter, node)
+    middle = min(middles, key=lambda place: math.prod(shape[place:]) + math.prod(shape[first:place]))
+    rows = emitter.add("ReduceSum", emitter.value(x, dtype_of(node)), ints(emitter, range(middle, len(shape))))
+    return emitter.add("ReduceSum", rows, ints(emitter, sorted(summed)), output=node, keepdims=int(bool(keep)))
 
 
 def _index_of_extreme(operator: str) -> Translation:
@@ -138,7 +160,7 @@ def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
 LAYERS: Mapping[object, Translation] = MappingProxyType(
     {
         **dict.fromkeys((aten.mm.default, aten.bmm.default), direct("MatMul", 0, 1)),
-        **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _reduction("ReduceSum")),
+        **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _sum),
         **dict.fromkeys((aten.mean.default, aten.mean.dim), _reduction("ReduceMean")),
         **dict.fromkeys((aten.amax.default,), _reduction("ReduceMax")),
         **dict.fromkeys((aten.amin.default,), _reduction("ReduceMin")),
