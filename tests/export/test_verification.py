@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, Step, inference_step, training_step
-from subfleet.export.verification.distances import Run
+from subfleet.export.verification.distances import Distance, Run, Trial
 from subfleet.export.verification.verifying import (
     second_step,
     trials_of,
@@ -50,6 +50,34 @@ def run_with_change(step: Step, name: str, change: Callable[[Tensor], Tensor], *
         return results
 
     return run
+
+
+class Measured(Trial):
+    """A trial of a whole batch, or of a few samples, that finds a gradient of one number off by this much."""
+
+    def __init__(self, own: float, *, is_whole: bool) -> None:
+        self.is_whole = is_whole
+        self._found = Distance(name="gain", jumps=True, size=1.0, usual=1.0, eager=0.08, own=own, largest=own)
+
+    def measure(self, run: Run) -> list[Distance]:
+        return [self._found]
+
+
+@pytest.mark.parametrize(
+    ("whole", "few", "passes"),
+    [
+        (0.2, 0.05, True),  # rounding: PyTorch's own is 0.08, and that of one number differs by chance
+        (0.2, 0.2, False),  # a defect: never right
+        (0.7, 0.05, False),  # too far off for rounding
+    ],
+)
+def test_a_number_with_much_rounding_must_be_right_in_another_trial(whole: float, few: float, passes: bool) -> None:
+    trials = [Measured(whole, is_whole=True), Measured(few, is_whole=False), Measured(whole, is_whole=True)]
+    if passes:
+        assert verify_trials(lambda example: example, trials).max_abs_diff == few
+        return
+    with pytest.raises(ExportError, match="'gain' is off by"):
+        verify_trials(lambda example: example, trials)
 
 
 @pytest.mark.slow

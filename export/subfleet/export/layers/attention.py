@@ -109,7 +109,7 @@ def _scaled_dot_product(
 
 def _expand_lead(*tensors: Tensor) -> list[Tensor]:
     """Expand all dimensions but the last two alike, as where all heads of the queries share one of the keys."""
-    lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))
+    lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))  # type: ignore[no-untyped-call]
     return [tensor if tensor.shape[:-2] == lead else tensor.expand(*lead, -1, -1) for tensor in tensors]
 
 

@@ -67,8 +67,15 @@ class Distance:
         return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
     def passes(self, jump: float = 0.0) -> bool:
-        """Return whether the result is close enough; a gradient may jump by this fraction of itself. NaN fails."""
-        allowed = jump * (self.size if self.is_seen else self.usual) if self.jumps else 0.0
+        """Return whether the result is close enough; NaN fails.
+
+        Args:
+            jump: a gradient may jump by this fraction of itself. Above 0, rounding may also be more than `LARGEST`,
+                since that of one number differs by chance; another trial must then pass without.
+        """
+        allowed = 0.0
+        if self.jumps and jump:
+            allowed = max(jump * (self.size if self.is_seen else self.usual), EAGER_FACTOR * self.eager)
         return self.own <= max(self.limit, allowed)
 
 
