@@ -122,6 +122,33 @@ def test_a_program_that_cannot_be_run_in_a_new_process_is_not_measured_there() -
     assert measure_first_step(b"no program", [((2,), "float32")], []) is None
 
 
+GROWING = """
+import numpy as np
+
+class Program:
+    def __init__(self, body): ...
+    def load_method(self, name): return self
+    def execute(self, inputs, outputs):
+        first = np.ones(4_000_000, np.uint8)
+        self.workspace = np.empty(8_000_000, np.uint8)
+        del first
+        self.workspace[:] = 1
+
+def set_thread_count(count): ...
+"""
+
+
+def test_what_a_growing_workspace_leaves_in_a_devices_heap_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has freed no large block returns the first one to the system at once."""
+    (tmp_path / "subfleet_executorch.py").write_text(GROWING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    passing_bytes = measure_first_step(b"", [], [])
+    assert passing_bytes is not None
+    assert 3_900_000 < passing_bytes < 5_000_000
+
+
 @pytest.mark.parametrize(("target", "fraction"), [("onnx", 0.01), ("executorch", 0.025)])
 def test_the_plan_of_a_program_that_runs_alone_has_room_for_gaps_in_the_heap(target: str, fraction: float) -> None:
     """Programs of a chain share the gaps between its values, see `subfleet.export.chains.manifests`."""

@@ -1,7 +1,6 @@
 """Measures what the first step of an ExecuTorch program takes in a new process, like a device's.
 
-The heap of an exporter has holes of any size. Blocks that a device takes from the system, and returns to it at once,
-lie there in the holes, and stay.
+The heap of an exporter has holes of any size, where blocks lie that a device takes from the system.
 
     python -m subfleet.export.memory.first_step < a line of JSON with shapes and types, and the program
 """
@@ -18,6 +17,9 @@ import numpy as np
 from subfleet.export.memory.heap import measure_passing_bytes
 
 _TIMEOUT_S = 600
+_FREED_BYTES = 2**25 - 2**16
+"""glibc's limit for blocks that it keeps when they are freed grows to the largest block that was freed, but not above
+2**25. A device has freed the weights that it has read, or those of the task before."""
 Shape = tuple[tuple[int, ...], str]
 """The shape of an array, and its type's name in NumPy."""
 
@@ -49,6 +51,7 @@ def measure_first_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[S
 def _load_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Callable[[], object]:
     """Load a program with the native binding; the result runs it once on zeros."""
     native = importlib.import_module("subfleet_executorch")
+    np.empty(_FREED_BYTES, np.uint8)  # freed at once
     native.set_thread_count(1)
     method = native.Program(body).load_method("forward")
     given, results = ([np.zeros(shape, dtype) for shape, dtype in arrays] for arrays in (inputs, outputs))
