@@ -119,7 +119,7 @@ def test_memory_that_comes_and_goes_is_measured_if_the_kernel_tells(tmp_path: Pa
 
 
 def test_a_program_that_cannot_be_run_in_a_new_process_is_not_measured_there() -> None:
-    assert measure_first_step(b"no program", [((2,), "float32")], []) is None
+    assert measure_first_step(b"no program", [((2,), "float32")], [], freed_bytes=0) is None
 
 
 GROWING = """
@@ -141,12 +141,14 @@ def set_thread_count(count): ...
 def test_what_a_growing_workspace_leaves_in_a_devices_heap_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has freed no large block returns the first one to the system at once."""
+    """A process that has freed no large block returns the first workspace to the system at once."""
     (tmp_path / "subfleet_executorch.py").write_text(GROWING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    passing_bytes = measure_first_step(b"", [], [])
-    assert passing_bytes is not None
-    assert 3_900_000 < passing_bytes < 5_000_000
+    at_once, kept = (measure_first_step(b"", [], [], freed_bytes=freed) for freed in (0, 10_000_000))
+    assert at_once is not None
+    assert kept is not None
+    assert at_once < 1_000_000
+    assert 3_900_000 < kept < 5_000_000
 
 
 @pytest.mark.parametrize(("target", "fraction"), [("onnx", 0.01), ("executorch", 0.025)])

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from subfleet.device_profiles import detect_packing_width
 from subfleet.export.memory.first_step import measure_first_step
 from subfleet.export.memory.heap import heap_bytes, measure_passing_bytes
-from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, read_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.step import Step
 from subfleet.protocol.memory_plan import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 from subfleet.protocol.programs import ValueInfo
@@ -71,14 +71,14 @@ def heap_growth(
     output_arrays = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in outputs]
     native = _native()
     return (
-        _native_growth(native, body, input_arrays, output_arrays)
+        _native_growth(native, body, input_arrays, output_arrays, read_bytes(inputs))
         if native
         else _python_growth(body, input_arrays, output_arrays, arena_bytes)
     )
 
 
 def _native_growth(
-    native: ModuleType, body: bytes, inputs: Sequence[_Array], outputs: Sequence[_Array]
+    native: ModuleType, body: bytes, inputs: Sequence[_Array], outputs: Sequence[_Array], weights_read_bytes: int
 ) -> HeapGrowth | None:
     native.set_thread_count(1)
     before = heap_bytes()
@@ -88,7 +88,7 @@ def _native_growth(
     after = heap_bytes()
     if passing_bytes > _SUSPECTED_BYTES:
         shapes = ([(array.shape, array.dtype.name) for array in arrays] for arrays in (inputs, outputs))
-        alone_bytes = measure_first_step(body, *shapes)
+        alone_bytes = measure_first_step(body, *shapes, freed_bytes=weights_read_bytes)
         passing_bytes = passing_bytes if alone_bytes is None else alone_bytes
     else:
         passing_bytes = 0

@@ -17,25 +17,26 @@ import numpy as np
 from subfleet.export.memory.heap import measure_passing_bytes
 
 _TIMEOUT_S = 600
-_FREED_BYTES = 2**25 - 2**16
-"""glibc's limit for blocks that it keeps when they are freed grows to the largest block that was freed, but not above
-2**25. A device has freed the weights that it has read, or those of the task before."""
 Shape = tuple[tuple[int, ...], str]
 """The shape of an array, and its type's name in NumPy."""
 
 
-def measure_first_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int | None:
+def measure_first_step(
+    body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape], *, freed_bytes: int
+) -> int | None:
     """Run a program once in a new process, and measure what it took beyond what it keeps.
 
     Args:
         body: the program.
         inputs: its inputs.
         outputs: its outputs.
+        freed_bytes: size of a block that a device frees before: the weights that it has read. glibc keeps all later
+            blocks of up to that size in its heap, unless it is above 32 MB.
 
     Returns:
         The bytes; None if the process fails.
     """
-    header = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+    header = json.dumps({"inputs": inputs, "outputs": outputs, "freed_bytes": freed_bytes}).encode()
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         process = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -48,10 +49,12 @@ def measure_first_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[S
     return None
 
 
-def _load_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Callable[[], object]:
+def _load_step(
+    body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape], freed_bytes: int
+) -> Callable[[], object]:
     """Load a program with the native binding; the result runs it once on zeros."""
     native = importlib.import_module("subfleet_executorch")
-    np.empty(_FREED_BYTES, np.uint8)  # freed at once
+    np.empty(freed_bytes, np.uint8)  # freed at once
     native.set_thread_count(1)
     method = native.Program(body).load_method("forward")
     given, results = ([np.zeros(shape, dtype) for shape, dtype in arrays] for arrays in (inputs, outputs))
@@ -61,7 +64,7 @@ def _load_step(body: bytes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
 def main() -> None:
     """Measure the program that standard input holds, and print the bytes."""
     header = json.loads(sys.stdin.buffer.readline())
-    run = _load_step(sys.stdin.buffer.read(), header["inputs"], header["outputs"])
+    run = _load_step(sys.stdin.buffer.read(), **header)
     sys.stdout.write(f"{measure_passing_bytes(run)}\n")
 
 

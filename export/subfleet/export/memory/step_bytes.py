@@ -10,7 +10,8 @@ from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES
 
-_WEIGHTS: frozenset[Role] = frozenset({"parameter", "frozen", "buffer", "anchor"})
+_READ: frozenset[Role] = frozenset({"parameter", "frozen", "buffer"})
+_WEIGHTS: frozenset[Role] = _READ | {"anchor"}
 _OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
 
 
@@ -34,6 +35,11 @@ def add_gaps(plan: MemoryPlan, target: str) -> MemoryPlan:
 def value_bytes(values: Iterable[ValueInfo]) -> int:
     """Return the bytes of some values."""
     return sum(math.prod(value.shape) * DTYPE_BYTES[value.dtype] for value in values)
+
+
+def read_bytes(inputs: Iterable[ValueInfo]) -> int:
+    """Return the bytes of the weights that a trainer reads from files."""
+    return value_bytes(value for value in inputs if value.role in _READ)
 
 
 def weights_bytes(step: Step) -> int:
