@@ -177,7 +177,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
-        fed_bytes=2 * fed_bytes(step),  # while a step runs, the data set makes the next batch
+        fed_bytes=fed_bytes(step),  # freed before the next batch is made
         activation_bytes=arena_bytes + round_up_count(growth.step_bytes) + growing_bytes,
         workspace_bytes=growth.scratch_bytes,
         runtime_bytes=round_up_count(max(growth.load_bytes - own_bytes, 0) + usual_bytes)
