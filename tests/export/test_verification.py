@@ -53,26 +53,31 @@ def run_with_change(step: Step, name: str, change: Callable[[Tensor], Tensor], *
 
 
 class Measured(Trial):
-    """A trial of a whole batch, or of a few samples, that finds a gradient of one number off by this much."""
+    """A trial of a whole batch, or of a few samples, that finds a gradient off by this much."""
 
-    def __init__(self, own: float, *, is_whole: bool) -> None:
+    def __init__(self, own: float, *, is_number: bool, is_whole: bool) -> None:
         self.is_whole = is_whole
-        self._found = Distance(name="gain", jumps=True, size=1.0, usual=1.0, eager=0.08, own=own, largest=own)
+        known = {"name": "gain", "jumps": True, "size": 1.0, "usual": 1.0, "eager": 0.08}
+        self._found = Distance(is_number=is_number, own=own, largest=own, **known)  # type: ignore[arg-type]
 
     def measure(self, run: Run) -> list[Distance]:
         return [self._found]
 
 
 @pytest.mark.parametrize(
-    ("whole", "few", "passes"),
+    ("is_number", "whole", "few", "passes"),
     [
-        (0.2, 0.05, True),  # rounding: PyTorch's own is 0.08, and that of one number differs by chance
-        (0.2, 0.2, False),  # a defect: never right
-        (0.7, 0.05, False),  # too far off for rounding
+        (True, 0.2, 0.05, True),  # rounding: PyTorch's own is 0.08, and that of one number differs by chance
+        (False, 0.2, 0.05, False),  # that of many numbers does not
+        (True, 0.2, 0.2, False),  # a defect: never right
+        (True, 0.7, 0.05, False),  # too far off for rounding
     ],
 )
-def test_a_number_with_much_rounding_must_be_right_in_another_trial(whole: float, few: float, passes: bool) -> None:
-    trials = [Measured(whole, is_whole=True), Measured(few, is_whole=False), Measured(whole, is_whole=True)]
+def test_a_number_with_much_rounding_must_be_right_in_another_trial(
+    is_number: bool, whole: float, few: float, passes: bool
+) -> None:
+    owns = ((whole, True), (few, False), (whole, True))
+    trials = [Measured(own, is_number=is_number, is_whole=is_whole) for own, is_whole in owns]
     if passes:
         assert verify_trials(lambda example: example, trials).max_abs_diff == few
         return

@@ -38,6 +38,7 @@ class Distance:
     Attributes:
         name: of the result.
         jumps: whether it follows a gradient, which jumps if an activation's input rounds to the other side of 0.
+        is_number: whether it is a single number.
         size: of the exact change of a carried value, or of the exact result.
         usual: size that it would have if its elements were average for its role.
         eager: error of PyTorch's single precision.
@@ -47,6 +48,7 @@ class Distance:
 
     name: str
     jumps: bool
+    is_number: bool
     size: float
     usual: float
     eager: float
@@ -70,12 +72,13 @@ class Distance:
         """Return whether the result is close enough; NaN fails.
 
         Args:
-            jump: a gradient may jump by this fraction of itself. Above 0, rounding may also be more than `LARGEST`,
-                since that of one number differs by chance; another trial must then pass without.
+            jump: a gradient may jump by this fraction of itself. Above 0, rounding of one number may be above
+                `LARGEST`, since it differs by chance; another trial must then pass without.
         """
         allowed = 0.0
         if self.jumps and jump:
-            allowed = max(jump * (self.size if self.is_seen else self.usual), EAGER_FACTOR * self.eager)
+            rounding = EAGER_FACTOR * self.eager if self.is_number else 0.0
+            allowed = max(jump * (self.size if self.is_seen else self.usual), rounding)
         return self.own <= max(self.limit, allowed)
 
 
@@ -182,6 +185,7 @@ class Trial:
         return Distance(
             name=value.name,
             jumps=value.role in _JUMPING,
+            is_number=right.numel() == 1,
             size=self._sizes[index],
             usual=self._usual[index],
             eager=self._eager[index],
