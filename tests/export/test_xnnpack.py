@@ -203,6 +203,12 @@ def test_counts_are_exact() -> None:
     assert float(count) == float(mask.sum())
 
 
+def test_sums_of_rows_round_little() -> None:
+    x = normal(64, 1024)
+    (sums,) = run_delegated(graph_of(lambda x: x.sum(1), x), x)
+    assert float((sums - x.double().sum(1)).norm() / x.norm()) < 2.5e-7
+
+
 def test_operators_that_xnnpack_lacks_are_left_to_the_runtime() -> None:
     tokens, table = torch.tensor([[1, 0], [2, 2]]), normal(3, 4)
 

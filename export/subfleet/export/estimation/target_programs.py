@@ -22,7 +22,7 @@ from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.onnx import OnnxTarget, training_model
 from subfleet.export.targets.xnnpack.delegating import DelegateRegion, prepare, region_graph, split_regions
 from subfleet.export.targets.xnnpack.operators import is_supported, part, product_by_transposed
-from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
+from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT, list_row_products
 from subfleet.export.tracing import inputs_of, results_of, trace
 from subfleet.protocol.memory_plan import USUAL_WIDTH
 from subfleet.protocol.programs import Role
@@ -197,14 +197,14 @@ def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
 
 
 def sum_bytes(node: fx.Node) -> int:
-    """Return the bytes of a short sum over last dimensions: a product with a padded column of ones."""
+    """Return the bytes of a short sum over last dimensions: products with padded columns of ones."""
     dims, count = argument(node, 1) if node.target in _SUMS else (), 1
     sizes = shape_of(node.all_input_nodes[0]) if dims else ()
     for index, size in reversed(list(enumerate(sizes))):
         if size > 1 and index not in dims and index - len(sizes) not in dims:
             break
         count *= size
-    return 4 * USUAL_WIDTH * count if 1 < count <= LONGEST_PRODUCT else 0
+    return 4 * USUAL_WIDTH * sum(list_row_products(count)) if 1 < count <= LONGEST_PRODUCT else 0
 
 
 def _bytes_in_region(region: DelegateRegion) -> list[int]:

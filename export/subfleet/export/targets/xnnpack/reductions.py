@@ -23,14 +23,22 @@ _FEW_NUMBERS = 1 << 16
 """Rows up to this length are summed by a product with ones; longer ones by a mean, which is slow for each row."""
 _LONGEST_SUM = 512
 """Longer columns are summed in two stages, which is more exact than one sum."""
+_LONGEST_ROW = 128
+"""Likewise longer rows by products, which add one number after the other: at 1024, 5 times PyTorch's error."""
 
 
-def _parts(length: int) -> int:
+def _parts(length: int, longest: int = _LONGEST_SUM) -> int:
     """Return the number of equal parts of a long sum; 1 if it is short or does not divide."""
-    if length <= _LONGEST_SUM:
+    if length <= longest:
         return 1
     root = math.isqrt(length)
     return next((parts for parts in range(root, 1, -1) if length % parts == 0), 1)
+
+
+def list_row_products(length: int) -> tuple[int, ...]:
+    """Return the lengths of the products with ones that sum a row of at most `LONGEST_PRODUCT` numbers."""
+    parts = _parts(length, _LONGEST_ROW)
+    return (length,) if parts == 1 else (*list_row_products(length // parts), *list_row_products(parts))
 
 
 def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
@@ -47,13 +55,14 @@ def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
 def _row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
     """Reduce (R, K) to (R, 1): the sum of each row, times a factor."""
     rows, length = graph.shape(x_rk)
-    parts = _parts(length)
-    if length <= LONGEST_PRODUCT:
+    parts = _parts(length, _LONGEST_ROW)
+    if length <= LONGEST_PRODUCT and parts == 1:
         return graph.product(x_rk, graph.constant(factor, (length, 1)))
-    if rows * length <= _FEW_NUMBERS and parts > 1:
+    if parts > 1 and (length <= LONGEST_PRODUCT or rows * length <= _FEW_NUMBERS):
         # Exact for integers, unlike a mean that is multiplied again.
         sums = _row_sums(graph, graph.reshape(x_rk, (rows * parts, length // parts)))
         return _row_sums(graph, graph.reshape(sums, (rows, parts)), factor)
+    parts = _parts(length)
     shaped = graph.reshape(x_rk, (rows * parts, length // parts, 1, 1))
     means = graph.reshape(graph.mean_over_middle(shaped), (rows, parts))
     if parts > 1:
