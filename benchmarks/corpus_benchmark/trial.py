@@ -126,16 +126,23 @@ def _compare_submodels(described: CorpusNetwork, family: Recorded, network: Netw
     draw, mixed, worst = random.Random(0), _list_mixed(family), 0.0  # noqa: S311 - draws submodels, keeps no secret
     drawn = _redraw(network, state)
     inputs = draw_inputs(described, _SAMPLES, 2)
-    doubled = inputs.double() if inputs.is_floating_point() else inputs
     for _ in range(_SUBMODELS):
         architecture = _draw_architecture(network, draw, mixed)
-        small, large = (build_module(network, own) for own in (architecture, Architecture(blocks=architecture.blocks)))
-        small.load_state_dict(extract(network, architecture, drawn))
-        large.load_state_dict(_mask(network, architecture, drawn))
-        with torch.no_grad(), compute_in(torch.float64):
-            ours, expected = (own.double().eval()(doubled) for own in (small, large))
+        whole = Architecture(blocks=architecture.blocks)
+        ours = _compute_doubled(network, architecture, extract(network, architecture, drawn), inputs)
+        expected = _compute_doubled(network, whole, _mask(network, architecture, drawn), inputs)
         worst = max(worst, _difference(ours, expected))
     return worst
+
+
+def _compute_doubled(network: Network, architecture: Architecture, state: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    """The logits of a submodel in double precision."""
+    module = build_module(network, architecture)
+    module.load_state_dict(state)
+    state.clear()  # large networks need the memory
+    with torch.no_grad(), compute_in(torch.float64):
+        logits: Tensor = module.double().eval()(inputs.double() if inputs.is_floating_point() else inputs)
+    return logits
 
 
 def _redraw(network: Network, state: dict[str, Tensor]) -> dict[str, Tensor]:
