@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from subfleet import tasks
-from subfleet.device_profiles import load_log, load_profile
+from subfleet.device_profiles import ReplayedLog, load_log, load_profile
 from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import load_population
+from subfleet.device_profiles.replay import rotate_log
 from subfleet.emulation.files import write_files
 from subfleet.emulation.gathering import build_profile, gather_run
 from subfleet.emulation.processes import run_processes
@@ -60,15 +61,15 @@ def test_equal_devices_begin_at_different_points_of_a_log() -> None:
     run = with_devices(DeviceSettings(id="pi", log="raspberry_pi_4", count=3))
     log, devices = load_log("raspberry_pi_4"), gather_run(run).devices
     assert [device.client_id for device in devices] == ["pi-1", "pi-2", "pi-3"]
-    assert devices[0].log == log
+    assert {id(device.log) for device in devices} == {id(devices[0].log)}, "it is in memory once"
     for index, device in enumerate(devices):
         start = index * len(log.rows) // 3
-        rotated = [*log.rows[start:], *log.rows[:start]]
-        assert [row.reading for row in device.log.rows] == [row.reading for row in rotated]
-        times = [row.t_s for row in device.log.rows]
+        rotated, replayed = [*log.rows[start:], *log.rows[:start]], ReplayedLog(device.log, device.log_start)
+        times = [row.t_s for row in rotate_log(device.log, device.log_start).rows]
         assert times[0] == 0
         assert times == sorted(set(times))
-    assert len({tuple(row.reading for row in device.log.rows[:5]) for device in devices}) == 3
+        assert [replayed.read(time_s) for time_s in times] == [row.reading for row in rotated]
+    assert len({ReplayedLog(device.log, device.log_start).read(0.0) for device in devices}) == 3
 
 
 def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:

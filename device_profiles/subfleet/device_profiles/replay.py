@@ -1,6 +1,7 @@
 """Reads a resource log at a given time."""
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +15,17 @@ class ReplayedLog:
 
     Time 0 is the first row. A row is valid until the next one, and the last row for as long as the row before it; then
     the log starts again. The row of a log with one row is always valid.
+
+    Args:
+        log: the log, which several devices may share.
+        start: the row that takes the place of the first one, counted from 0.
     """
 
-    def __init__(self, log: ResourceLog) -> None:
+    def __init__(self, log: ResourceLog, start: int = 0) -> None:
         self.log = log
         first_s = log.rows[0].t_s
-        self._times_s = [row.t_s - first_s for row in log.rows]
+        self._times_s = array("d", (row.t_s - first_s for row in log.rows))
+        self._start_s = self._times_s[start]
         last_step_s = self._times_s[-1] - self._times_s[-2] if len(self._times_s) > 1 else 0.0
         self.period_s = self._times_s[-1] + last_step_s
 
@@ -31,7 +37,7 @@ class ReplayedLog:
         """
         if not log_time_s >= 0:
             raise ValueError(f"log_time_s is {log_time_s}, but must be 0 or more")
-        at_s = log_time_s % self.period_s if self.period_s else 0.0
+        at_s = (self._start_s + log_time_s) % self.period_s if self.period_s else 0.0
         return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
 
     def measure_duration(self, amount: float, rate: Callable[[Reading], float], start_s: float) -> float:
@@ -47,7 +53,7 @@ class ReplayedLog:
         """
         if amount <= 0:
             return 0.0
-        at_s = start_s % self.period_s if self.period_s else 0.0
+        at_s = (self._start_s + start_s) % self.period_s if self.period_s else 0.0
         index, elapsed_s, left_at_start = bisect_right(self._times_s, at_s) - 1, 0.0, amount
         while True:
             now = rate(self.log.rows[index].reading)

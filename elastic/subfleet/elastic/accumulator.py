@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -81,13 +82,23 @@ class Accumulator:
         min_contributors: number of clients with a weight above 0 that must hold an element for it to move; FedorAS's
             operator-wise averaging takes 2 (section 3.4, equation 5).
 
+    Args:
+        largest: the largest absolute change of a tensor in all contributions, where it is known; sums are the more
+            precise then. A larger change is refused.
+
     Raises:
         ConfigError: the state does not match the network or is not finite, or the total weight is not above 0 and at
             most 2^64. It must be at least the sum of all weights that will be added.
     """
 
     def __init__(
-        self, network: Network, state: Mapping[str, Tensor], *, total_weight: float, min_contributors: int = 1
+        self,
+        network: Network,
+        state: Mapping[str, Tensor],
+        *,
+        total_weight: float,
+        min_contributors: int = 1,
+        largest: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         if min_contributors < 1:
             raise ConfigError(f"min_contributors is {min_contributors}, but must be 1 or more")
@@ -96,7 +107,9 @@ class Accumulator:
         self.state = {name: tensor.detach() for name, tensor in state.items()}
         self.min_contributors = min_contributors
         self._grid = WeightGrid(total_weight)
-        self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
+        self._limit_exponents = {
+            name: limit_exponent(name, tensor, largest.get(name)) for name, tensor in self.state.items()
+        }
         self._units = 0
         self._sums = _zero_sums(self.state)
         self._regions = {
@@ -265,6 +278,7 @@ class Accumulator:
             and self.total_weight == other.total_weight
             and self.min_contributors == other.min_contributors
             and self.state.keys() == other.state.keys()
+            and self._limit_exponents == other._limit_exponents  # noqa: SLF001
             and all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
         )
 

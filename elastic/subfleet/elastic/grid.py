@@ -1,15 +1,17 @@
 """The grid of powers of two on which weighted changes are summed exactly.
 
 Floating-point sums depend on their order; sums of integers do not. Before the first update every tensor gets a grid,
-from the starting model and the announced total weight alone. Each client's weighted change is rounded to it once:
+from the announced total weight and the largest change of the tensor in any update, measured when updates arrive. Each
+client's weighted change is rounded to it once:
 
     units_c = weight_c * 2^(62 - W), to 29 significant bits        total weight < 2^W
-    sum     = sum_c round(change_c * units_c * 2^-L)               |change| <= 2^L = 2^20 * max(1, largest weight)
+    sum     = sum_c round(change_c * units_c * 2^-L)               |change| <= 2^L
     new     = old + sum / sum_c units_c * 2^L                      where any client held the element
 
 A float32 number has 24 significant bits, so its product with 29 bits is exact in float64, and every machine rounds the
-same number. Sample counts below 2^29 are exact weights. If all of the weight is on an element, the grid is 2^(L - 62):
-2e-13 for weights below 1, a 250,000th of the spacing of float32 numbers near 1. No sum can reach 2^63.
+same number. Sample counts below 2^29 are exact weights. If all of the weight is on an element, the grid is 2^(L - 62),
+and with a fraction f of it 2^(L - 62) / f: what some clients claim as their weight takes little from the others. No sum
+can reach 2^63. Where the largest change is unknown, 2^L is 2^20 * max(1, largest weight).
 """
 
 import math
@@ -77,16 +79,24 @@ class WeightGrid:
             raise ProtocolError(f"the weights add up to {weight}, but their announced total is {self.total_weight}")
 
 
-def limit_exponent(name: str, tensor: Tensor) -> int:
+def limit_exponent(name: str, tensor: Tensor, largest: float | None = None) -> int:
     """The exponent L of a tensor of the starting model; changes of its elements are at most 2^L.
+
+    Args:
+        name: of the tensor.
+        tensor: of the starting model.
+        largest: the largest change in any update; None if that is unknown.
 
     Raises:
         ConfigError: the tensor does not hold finite floating-point numbers.
     """
-    largest = torch.stack(tensor.aminmax()).abs().max().item()
-    if not tensor.dtype.is_floating_point or not largest < math.inf:
-        raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype} up to {largest}, but must be finite floats")
-    return _HEADROOM_BITS + max(0, math.frexp(largest)[1])
+    largest_weight = torch.stack(tensor.aminmax()).abs().max().item()
+    if not tensor.dtype.is_floating_point or not largest_weight < math.inf:
+        raise ConfigError(
+            f"tensor {name!r} of the model is {tensor.dtype} up to {largest_weight}, but must be finite floats"
+        )
+    exponent = _HEADROOM_BITS + max(0, math.frexp(largest_weight)[1])
+    return exponent if largest is None else min(exponent, math.frexp(largest)[1])
 
 
 def largest_change(name: str, tensor: Tensor) -> float:

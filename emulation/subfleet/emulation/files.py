@@ -7,6 +7,7 @@ from pathlib import Path
 from subfleet import tasks
 from subfleet.device_profiles import write_log
 from subfleet.device_profiles.profiles import format_profile
+from subfleet.device_profiles.replay import rotate_log
 from subfleet.emulation.gathering import GatheredRun
 
 
@@ -52,7 +53,7 @@ def write_files(gathered: GatheredRun, folder: Path) -> Files:
         tasks.write_npz(clients[device.client_id], device.data)
         if device.test is not None:
             tasks.write_npz(held_out[device.client_id], device.test)
-        write_log(replayed[device.client_id], device.log)
+        write_log(replayed[device.client_id], rotate_log(device.log, device.log_start))
         profile = replace(device.profile, architecture=None, network="")
         described[device.client_id].write_text(format_profile(profile), encoding="utf-8")
     return Files(test=test, clients=clients, held_out=held_out, logs=replayed, profiles=described)

@@ -9,7 +9,6 @@ from subfleet.device.describing import make_profile
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog, load_log, load_profile
 from subfleet.device_profiles.drawing import PopulationDevice, draw_devices
 from subfleet.device_profiles.populations import load_population
-from subfleet.device_profiles.replay import rotate_log
 from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
@@ -34,7 +33,8 @@ class EmulatedDevice:
         profile: its device profile. The profile's fraction of free memory determines the client's memory budget, and
             the profile's architecture is the one that the client declares.
         data: its training samples.
-        log: the resource log that it replays, read at the log time that each round announces.
+        log: the resource log that it replays, read at the log time that each round announces. Devices may share it.
+        log_start: the row of the log at which its time begins, counted from 0.
         runtime: the program target that it runs.
         test: its held-out samples, on which it evaluates its own submodel; None skips the evaluation.
         tier: the kind of device by which results are grouped.
@@ -45,6 +45,7 @@ class EmulatedDevice:
     profile: DeviceProfile
     data: Dataset
     log: ResourceLog
+    log_start: int = 0
     runtime: str = "onnx"
     test: Dataset | None = None
     tier: str = ""
@@ -102,26 +103,26 @@ def gather_run(run: Run) -> GatheredRun:
     parts, evaluation = _partition_data(run, without_data)
     devices = []
     for settings in run.fleet.devices:
-        for device, drawn in zip(settings.expand(), _load_devices(run, settings), strict=True):
+        for device, (drawn, log_start) in zip(settings.expand(), _load_devices(run, settings), strict=True):
             data = _read(run, device.data) if device.data else parts[device.id]
-            devices.append(_build_device(run, device, drawn, data))
+            devices.append(replace(_build_device(run, device, drawn, data), log_start=log_start))
     return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
 
 
-def _load_devices(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
-    """The profile and the log of each device that a table of settings describes."""
+def _load_devices(run: Run, settings: DeviceSettings) -> Sequence[tuple[PopulationDevice, int]]:
+    """The profile and the log of each device that a table of settings describes, and the row at which it begins."""
     if not settings.population:
         profile = load_profile(settings.profile)
         log = _make_steady_log(settings.steady, profile.name) if settings.steady else load_log(settings.log)
         count = settings.count
         # Devices of one table start at evenly spaced rows of the same log.
-        logs = [rotate_log(log, number * len(log.rows) // count) for number in range(count)]
-        return [PopulationDevice(profile=profile, log=log) for log in logs]
+        device = PopulationDevice(profile=profile, log=log)
+        return [(device, number * len(log.rows) // count) for number in range(count)]
     population, folder = load_population(settings.population), find_data_folders().given
     devices = draw_devices(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
     if not settings.steady:
-        return devices
-    return [replace(device, log=_make_steady_log(settings.steady, device.profile.name)) for device in devices]
+        return [(device, 0) for device in devices]
+    return [(replace(one, log=_make_steady_log(settings.steady, one.profile.name)), 0) for one in devices]
 
 
 def _make_steady_log(reading: Reading, device: str) -> ResourceLog:

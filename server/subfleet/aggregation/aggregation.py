@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.aggregation.network_aggregation import NetworkAggregation, RefusedError
+from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
@@ -45,7 +46,11 @@ class AggregatedModel:
 
 
 def aggregate_model(
-    context: RunContext, blobs: BlobStore, state: ModelState, request: AggregationRequest
+    context: RunContext,
+    blobs: BlobStore,
+    state: ModelState,
+    request: AggregationRequest,
+    ranges: UpdateRanges | None = None,
 ) -> AggregatedModel:
     """Aggregate the updates of a round's clients into a model; without any, the model is unchanged.
 
@@ -54,7 +59,9 @@ def aggregate_model(
         blobs: where the updates are stored.
         state: the model that the round started from.
         request: with clients that have accepted updates.
+        ranges: knows how large their changes are; by default they are measured.
     """
+    ranges = ranges or UpdateRanges()
     refused = dict[str, str]()
     while True:
         clients = tuple(
@@ -62,7 +69,9 @@ def aggregate_model(
             for client in sorted(request.clients, key=lambda client: client.client_id)
             if client.client_id not in refused
         )
-        attempt = _Attempt(context=context, blobs=blobs, before=state, request=replace(request, clients=clients))
+        attempt = _Attempt(
+            context=context, blobs=blobs, ranges=ranges, before=state, request=replace(request, clients=clients)
+        )
         try:
             return replace(attempt.run(), refused=refused)
         except RefusedError as error:
@@ -76,6 +85,7 @@ class _Attempt:
 
     context: RunContext
     blobs: BlobStore
+    ranges: UpdateRanges
     before: ModelState
     request: AggregationRequest
 
@@ -109,6 +119,7 @@ class _Attempt:
         return NetworkAggregation(
             context=self.context,
             blobs=self.blobs,
+            ranges=self.ranges,
             state=replace(self.before.of(network_id), others=_NO_OTHER),
             round=self.request.round,
             clients=[

@@ -1,6 +1,7 @@
 """Checks of received updates, beside the loop, as a large one takes longer than a step of the loop may."""
 
 from subfleet.aggregation.calibration import check_sums
+from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.aggregation.updates import Magnitude, check_update
 from subfleet.aggregation.views import View
 from subfleet.elastic.grid import largest_change
@@ -21,11 +22,13 @@ class Checker:
     Args:
         context: of the run.
         blobs: where updates are stored.
+        ranges: learns how large the changes of checked updates are.
     """
 
-    def __init__(self, context: RunContext, blobs: BlobStore) -> None:
+    def __init__(self, context: RunContext, blobs: BlobStore, ranges: UpdateRanges | None = None) -> None:
         self._context = context
         self._blobs = blobs
+        self._ranges = ranges or UpdateRanges()
         self._model = ModelState(shared={})
         self._magnitudes: dict[tuple[str, str, str], Magnitude] = {}  # of its tensors, each computed once
 
@@ -58,7 +61,10 @@ class Checker:
         form = UpdateForm.of(network, architecture, work.update_codec, work.sends)
         view = View.of(self._context.roles, network, own, client.participant)
         magnitudes = {name: self._measure(network.id, own, name, view.groups.get(name, "")) for name in form.shapes}
-        return check_update(form, path, magnitudes=magnitudes, own=view.own)
+        largest = dict[str, float]()
+        change = check_update(form, path, magnitudes=magnitudes, own=view.own, largest=largest)
+        self._ranges.note(update.blob.sha256, largest)
+        return change
 
     def _measure(self, network_id: str, state: ModelState, name: str, group: str) -> Magnitude:
         """The magnitude of a tensor of a network, as a sharing group has it."""

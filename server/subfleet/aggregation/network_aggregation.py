@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, as_tensor
 
+from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.aggregation.updates import open_update
 from subfleet.aggregation.views import Tensors, View, choose_model, unmark_trained
 from subfleet.elastic.accumulator import Accumulator, Contribution
@@ -62,6 +63,7 @@ class _Member:
         view: what the client received.
         weight: of the update in the mean.
         open: opens the stored changes of the client's own tensors.
+        measure: finds the largest absolute change of each of them.
         architecture: the submodel that moves.
         sent: names of its tensors that move; empty for all.
         replacement: the changes that are aggregated in place of the stored ones, if any.
@@ -70,6 +72,7 @@ class _Member:
     view: View
     weight: float
     open: Callable[[], Tensors]
+    measure: Callable[[], Mapping[str, float]]
     architecture: Architecture
     sent: frozenset[str]
     replacement: Tensors | None = None
@@ -92,6 +95,15 @@ class _Member:
             sent = self.open()
             return sent if self.view.exchange is None else self.view.exchange.up(sent)
 
+    def find_largest(self) -> Mapping[str, float] | None:
+        """The largest absolute change of each tensor of the submodel that moves; None if it is unknown."""
+        if self.replacement is not None:
+            return {name: float(change.abs().max()) for name, change in self.replacement.items() if change.numel()}
+        if self.view.exchange is not None:
+            return None
+        with _refusing(self.id):
+            return self.measure()
+
     def read(self) -> ClientUpdate:
         """The update as methods get it. Raises RefusedError if it cannot be read."""
         received = extract(self.view.network, self.client.architecture, self.view.tensors)
@@ -109,6 +121,7 @@ class NetworkAggregation:
     Attributes:
         context: of the run.
         blobs: where the updates are stored.
+        ranges: knows how large the changes are.
         state: of the network alone, from which the round started.
         round: number of the round.
         clients: with accepted updates of this network's submodels, in the order of their ids.
@@ -117,6 +130,7 @@ class NetworkAggregation:
 
     context: RunContext
     blobs: BlobStore
+    ranges: UpdateRanges
     state: ModelState
     round: int
     clients: Sequence[ClientState]
@@ -171,6 +185,7 @@ class NetworkAggregation:
                     open=partial(
                         open_update, form, self.blobs, update.blob, scale=client.scale, own=view.own, mapped=mapped
                     ),
+                    measure=partial(self.ranges.find, form, self.blobs, update.blob),
                     architecture=participant.architecture if view.exchange is None else view.exchange.moved,
                     sent=sent,
                 )
@@ -222,7 +237,7 @@ class NetworkAggregation:
                 continue
             # An accumulator itself finds the places of whole submodels, once a round.
             explicit = {member.id: places[member.id] for member in holders if groups[member.id] or member.sent}
-            new, find_held = self._combine(start, holders, explicit)
+            new, find_held = self._combine(start, holders, explicit, places)
             if key == _SHARED:
                 if optimiser is not None:
                     buffers = [name for name in start if self.network.tensors[name].role in BUFFER_ROLES]
@@ -242,12 +257,13 @@ class NetworkAggregation:
         by_id = {size.architecture_id: size for size in sizes}
         return tuple(by_id[architecture_id] for architecture_id in sorted(by_id))
 
-    def _average(self, start: Tensors, members: Sequence[_Member], places: Places) -> Combined:
+    def _average(self, start: Tensors, members: Sequence[_Member], explicit: Places, places: Places) -> Combined:
         """The mean of the members' changes."""
         accumulator = Accumulator(
             self.network,
             start,
             total_weight=math.fsum(member.weight for member in members),
+            largest=_find_largest(members, places),
             min_contributors=self.context.roles.aggregator.min_contributors(self.network),
         )
         for first in range(0, len(members), _TOGETHER):
@@ -257,7 +273,7 @@ class NetworkAggregation:
                     architecture=member.architecture,
                     change=member.open_change(),
                     weight=member.weight,
-                    placements=places.get(member.id),
+                    placements=explicit.get(member.id),
                     factors=self.context.roles.aggregator.factors(self.network, member.client),
                     sent=member.sent,
                 )
@@ -272,13 +288,20 @@ class NetworkAggregation:
                         accumulator.add_many([contribution])
         return accumulator.finish(), accumulator.find_held
 
-    def _combine(self, start: Tensors, members: Sequence[_Member], places: Places) -> Combined:
-        """The mean of the members' changes, or their robust aggregate, which reads all of them tensor by tensor."""
+    def _combine(self, start: Tensors, members: Sequence[_Member], explicit: Places, places: Places) -> Combined:
+        """The mean of the members' changes, or their robust aggregate, which reads all of them tensor by tensor.
+
+        Args:
+            start: the tensors before.
+            members: with changes of any of them.
+            explicit: places of the members that add only some of their tensors.
+            places: those of all members.
+        """
         rule = self.context.roles.techniques.robust_aggregation
         if rule is None:
-            return self._average(start, members, places)
+            return self._average(start, members, explicit, places)
         changes = [member.open_change() for member in members]
-        stacked = [self._stack(member, places) for member in members]
+        stacked = [self._stack(member, explicit) for member in members]
         read = partial(_select_tensor, changes, start)
         new = aggregate_robustly(rule, Stack(network=self.network, state=start, members=stacked, read=read))
         return new, partial(find_held_elements, self.network, start, stacked)
@@ -303,6 +326,19 @@ class NetworkAggregation:
             replace(member, architecture=new.architecture, sent=frozenset(), replacement=new.change)
             for member, new in zip(members, replacements, strict=True)
         ]
+
+
+def _find_largest(members: Sequence[_Member], places: Places) -> Mapping[str, float]:
+    """The largest absolute change of each tensor of the model; none where it is unknown for a member."""
+    largest = dict[str, float]()
+    for member in members:
+        found = member.find_largest()
+        if found is None:
+            return {}
+        for placement in places[member.id]:
+            reached = max(largest.get(placement.name, 0.0), found.get(placement.local, 0.0))
+            largest[placement.name] = reached
+    return largest
 
 
 def _select_tensor(changes: Sequence[Tensors], start: Tensors, name: str) -> list[Tensor | None]:

@@ -13,6 +13,7 @@ from subfleet.aggregation.aggregation import AggregatedModel, aggregate_model
 from subfleet.aggregation.calibration import calibrate_model
 from subfleet.aggregation.checkpoint import save_checkpoint
 from subfleet.aggregation.path_scoring import draw_random_paths
+from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.aggregation.views import View, Views, imitate_client
 from subfleet.elastic.evaluate import EvaluationResult, evaluate
 from subfleet.elastic.model_state import ModelState, pack_state
@@ -144,11 +145,21 @@ class RoundAggregator:
         blobs: where updates are stored.
         evaluation: held-out samples, in the shape that the model takes.
         checkpoints: folder of the models.
+        ranges: knows how large the changes of stored updates are.
     """
 
-    def __init__(self, views: Views, blobs: BlobStore, evaluation: Dataset, *, checkpoints: Path) -> None:
+    def __init__(
+        self,
+        views: Views,
+        blobs: BlobStore,
+        evaluation: Dataset,
+        *,
+        checkpoints: Path,
+        ranges: UpdateRanges | None = None,
+    ) -> None:
         self._context = views.context
         self._blobs = blobs
+        self._ranges = ranges or UpdateRanges()
         self._examiner = Examiner(views, evaluation)
         self._checkpoints = checkpoints
         self.model = ModelState(shared={})
@@ -175,8 +186,10 @@ class RoundAggregator:
         return self._attempt(request, state, model)
 
     def _attempt(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
-        aggregate = calibrate_model if self._context.config.calibrates(request.round) else aggregate_model
-        aggregated = aggregate(self._context, self._blobs, model, request)
+        if self._context.config.calibrates(request.round):
+            aggregated = calibrate_model(self._context, self._blobs, model, request)
+        else:
+            aggregated = aggregate_model(self._context, self._blobs, model, request, self._ranges)
         examined = self._examiner.examine(aggregated, state, request.round)
         metrics = dict(examined.evaluation.metrics)
         sha256 = save_checkpoint(self._checkpoints, request.round, pack_state(aggregated.state))

@@ -58,7 +58,12 @@ class Magnitude:
 
 
 def check_update(
-    form: UpdateForm, path: Path, *, magnitudes: Mapping[str, Magnitude], own: Set[str] = frozenset()
+    form: UpdateForm,
+    path: Path,
+    *,
+    magnitudes: Mapping[str, Magnitude],
+    own: Set[str] = frozenset(),
+    largest: dict[str, float] | None = None,
 ) -> ChangeSize:
     """Refuse an update that cannot be aggregated; else return how far it moves the weights that it trained.
 
@@ -67,6 +72,7 @@ def check_update(
         path: of its container.
         magnitudes: of the model's tensors, by name.
         own: names of the client's personalised tensors.
+        largest: gets the largest absolute change of each tensor.
 
     Raises:
         ProtocolError: it is no container, has other tensors, shapes or types, or has values that are not finite, above
@@ -78,9 +84,11 @@ def check_update(
         odd = sorted(set(arrays) ^ set(form.shapes))
         raise ProtocolError(f"the update contains other tensors than its submodel, such as {odd[0]!r:.80}")
     squares = {kind: list[tuple[float, int]]() for kind in (*_HELD, *_HELD.values(), "own")}
-    for name, array in arrays.items():
-        change, magnitude = form.decode(name, array), magnitudes[name]
-        _check_limit(name, change, magnitude.largest_change)
+    for name in form.shapes:
+        change, magnitude = form.decode(name, arrays[name]), magnitudes[name]
+        reached = _check_limit(name, change, magnitude.largest_change)
+        if largest is not None:
+            largest[name] = reached
         kind = "own" if name in own else "statistics" if name in form.exact else "weights"
         flat = change.reshape(-1)
         squares[kind].append((float(np.einsum("i,i->", flat, flat, dtype=np.float64)), flat.size))
@@ -89,13 +97,24 @@ def check_update(
     return ChangeSize(**{kind: _root_mean(parts) for kind, parts in squares.items()})
 
 
-def _check_limit(name: str, change: Floats, limit: float) -> None:
-    largest = max(-float(change.min()), float(change.max()))
+def measure_largest(form: UpdateForm, path: Path) -> dict[str, float]:
+    """The largest absolute change of each tensor of a stored update; see `check_update` for the errors."""
+    arrays = decode_arrays(read_stored(path))
+    return {name: _find_largest(form.decode(name, arrays[name])) for name in form.shapes}
+
+
+def _find_largest(change: Floats) -> float:
+    return max(-float(change.min()), float(change.max()))
+
+
+def _check_limit(name: str, change: Floats, limit: float) -> float:
+    largest = _find_largest(change)
     # Written so that NaN is refused too.
     if not largest <= limit:
         raise ProtocolError(
             f"tensor {name!r} of the update contains a change of {largest}, but must be finite and at most {limit:g}"
         )
+    return largest
 
 
 def _root_mean(parts: Sequence[tuple[float, int]]) -> float:

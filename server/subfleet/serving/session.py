@@ -20,6 +20,7 @@ from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.evaluation_data import read_evaluation_data
 from subfleet.aggregation.path_scoring import score_generation
 from subfleet.aggregation.round_aggregator import RoundAggregator
+from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.models import samples_of
@@ -119,7 +120,10 @@ class Server:
             models_folder=self._places.models / run_id,
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        self._aggregator = RoundAggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
+        self._ranges = ranges = UpdateRanges()
+        self._aggregator = RoundAggregator(
+            views, blobs, evaluation, checkpoints=self._places.checkpoints, ranges=ranges
+        )
         self._work = Worker({**self._supply.duties, **self._list_duties(threads, validation)}, threads)
         self.state = RunState()
         self._goes_on = False
@@ -214,7 +218,7 @@ class Server:
             threads: run the work, with a lane for each kind.
             validation: samples on which paths of a supernet are scored, if there are any.
         """
-        context, checker = self.context, Checker(self.context, self._blobs)
+        context, checker = self.context, Checker(self.context, self._blobs, self._ranges)
 
         def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:
             function = threads.work("search", lambda _, state, model: work(state, model))

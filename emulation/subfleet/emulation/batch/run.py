@@ -120,9 +120,10 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
 
         def connect(blobs: BlobStore) -> EmulatedFleet:
             for client in gathered.devices:
-                timing = _create_timing(client, gathered.run, count_macs)
+                log = ReplayedLog(client.log, client.log_start)
+                timing = _create_timing(client, log, gathered.run, count_macs)
                 work = _create_work(client, _choose_trainer(client, known), blobs, folder)
-                fleet.add(_create_agent(client, fleet, work, timing, blobs, stop.is_set))
+                fleet.add(_create_agent(client, fleet, work, log=log, timing=timing, blobs=blobs, stopped=stop.is_set))
             return fleet
 
         history = _History(observer or Unobserved(), gathered.run)
@@ -158,10 +159,12 @@ def _create_server(
     )
 
 
-def _create_agent(
+def _create_agent(  # noqa: PLR0913 - the parts of an agent
     client: EmulatedDevice,
     fleet: EmulatedFleet,
     work: TaskWork,
+    *,
+    log: ReplayedLog,
     timing: Timing,
     blobs: BlobStore,
     stopped: Callable[[], bool],
@@ -170,7 +173,7 @@ def _create_agent(
         settings=_create_settings(client),
         work=work,
         disk=EmulatedDisk(client.profile.disk_limit_bytes),
-        meter=ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None),
+        meter=ReplayMeter(log, lambda _down, _up: None),
         timing=timing,
         blobs=blobs,
         clock=fleet.clock,
@@ -191,11 +194,13 @@ def _create_settings(client: EmulatedDevice) -> AgentSettings:
     )
 
 
-def _create_timing(client: EmulatedDevice, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
+def _create_timing(
+    client: EmulatedDevice, log: ReplayedLog, run: Run, count_macs: Callable[[Architecture], int]
+) -> Timing:
     if run.host.durations == "none":
         return NoTime()
     return ReplayedTiming(
-        log=ReplayedLog(client.log),
+        log=log,
         macs_per_s=client.profile.macs_per_s,
         sample_count=len(client.data),
         held_out_count=0 if client.test is None else len(client.test),
