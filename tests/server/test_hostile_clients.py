@@ -291,10 +291,12 @@ def test_failing_work_beside_the_loop_ends_its_request_and_not_the_run(
     """Any exception, in the aggregation of one member's update or in the check of an update."""
     check = Checker.check
 
-    def fail_aggregation(context: Any, blobs: Any, state: Any, request: AggregationRequest) -> AggregatedModel:
+    def fail_aggregation(
+        context: Any, blobs: Any, state: Any, request: AggregationRequest, *rest: Any
+    ) -> AggregatedModel:
         if request.round == 1 and any(client.client_id == "cyd" for client in request.clients):
             raise error
-        return aggregate_model(context, blobs, state, request)
+        return aggregate_model(context, blobs, state, request, *rest)
 
     def fail_check(self: Checker, request: CheckRequest, *rest: Any) -> ChangeSize:
         update = request.update
