@@ -93,11 +93,11 @@ def test_an_aggregation_leaves_the_model_that_it_begins_with_unchanged(
 ) -> None:
     aggregates = 0
 
-    def watch(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
+    def watch(context: Any, blobs: Any, state: Any, request: Any, *rest: Any) -> AggregatedModel:
         nonlocal aggregates
         held = [tensor for name in state.network_ids for tensor in state.of(name).shared.values()]
         before = [tensor.numpy().tobytes() for tensor in held]
-        result = aggregate_model(context, blobs, state, request)
+        result = aggregate_model(context, blobs, state, request, *rest)
         assert [tensor.numpy().tobytes() for tensor in held] == before
         aggregates += 1
         return result
@@ -121,11 +121,11 @@ def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failure_in_both_attempts_leaves_out_a_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[int]()
 
-    def aggregate_two(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
+    def aggregate_two(context: Any, blobs: Any, state: Any, request: Any, *rest: Any) -> AggregatedModel:
         calls.append(request.round)
         if request.round == 1 and len(request.clients) == 3:
             raise MemoryError
-        return aggregate_model(context, blobs, state, request)
+        return aggregate_model(context, blobs, state, request, *rest)
 
     monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", aggregate_two)
     played = world(tmp_path, HeteroFL())
