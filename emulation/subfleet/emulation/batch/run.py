@@ -44,6 +44,7 @@ from subfleet.serving.outcome import Outcome, find_owners
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
+from subfleet.tasks import Dataset
 from subfleet.transport.blob_store import BlobStore
 
 STEP_S = 1.0
@@ -110,9 +111,10 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         RunError: the run failed, was stopped, or did not end within its turns.
         SubfleetError: the settings or the data cannot be used.
     """
-    known = {**create_trainers({client.runtime for client in gathered.devices}), **(trainers or {})}
     stop = stop or threading.Event()
     with make_scratch_folder(_choose_scratch_folder()) as folder:
+        data = {name: part for client in gathered.devices for name, part in _name_data(client, folder).items()}
+        known = {**create_trainers({client.runtime for client in gathered.devices}, data), **(trainers or {})}
         fleet = EmulatedFleet(LogicalClock(), interference or {})
 
         def count_macs(architecture: Architecture) -> int:
@@ -122,7 +124,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
             for client in gathered.devices:
                 log = ReplayedLog(client.log, client.log_start)
                 timing = _create_timing(client, log, gathered.run, count_macs)
-                work = _create_work(client, _choose_trainer(client, known), blobs, folder)
+                work = _create_work(client, known, blobs, folder)
                 fleet.add(_create_agent(client, fleet, work, log=log, timing=timing, blobs=blobs, stopped=stop.is_set))
             return fleet
 
@@ -208,17 +210,26 @@ def _create_timing(
     )
 
 
-def _create_work(client: EmulatedDevice, trainer: Trainer, blobs: BlobStore, folder: Path) -> TaskWork:
-    data, held_out = folder / f"{client.client_id}.npz", folder / f"{client.client_id}.held-out.npz"
-    tasks.write_npz(data, client.data)
-    if client.test is not None:
-        tasks.write_npz(held_out, client.test)
+def _name_data(client: EmulatedDevice, folder: Path) -> dict[str, Dataset]:
+    """The training and held-out samples of a client by the paths that its tasks have for them."""
+    parts = {"": client.data, ".held-out": client.test}
+    return {str(folder / f"{client.client_id}{part}.npz"): held for part, held in parts.items() if held is not None}
+
+
+def _create_work(client: EmulatedDevice, trainers: Mapping[str, Trainer], blobs: BlobStore, folder: Path) -> TaskWork:
+    """What does a client's tasks. A trainer of its own reads its samples from files, shared ones have them."""
+    trainer = _choose_trainer(client, trainers)
+    named = _name_data(client, folder)
+    if client.attack is not None or client.client_id in trainers:
+        for name, samples in named.items():
+            tasks.write_npz(Path(name), samples)
+    data, held_out = (*named, None)[:2]
     return TaskWork(
         trainers={trainer.target: trainer},
         blob_path=blobs.path,
         work_folder=folder,
         data=str(data),
-        held_out=None if client.test is None else str(held_out),
+        held_out=held_out,
         threads=client.profile.threads,
     )
 

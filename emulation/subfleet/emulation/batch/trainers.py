@@ -18,6 +18,7 @@ from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.settings.fleet import Attack
 from subfleet.tasks import DataForm, Dataset
+from subfleet.tasks.data_form import fit_to_form
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.job_files import read_program, write_change
 from subfleet.trainers.kept import Host, Kept
@@ -60,14 +61,12 @@ class SharedHost:
 
     Args:
         most: number of sessions that stay loaded; the least recently used one is dropped first.
-        most_bytes: memory of the data sets that stay read, as for sessions.
+        data: data sets by the names that jobs have for them; other names are read as a device would.
     """
 
-    def __init__(self, most: int = 64, most_bytes: int = 2**28) -> None:
+    def __init__(self, most: int = 64, data: Mapping[str, Dataset] = MappingProxyType({})) -> None:
         self._most = most
-        self._most_bytes = most_bytes
-        self._data: OrderedDict[tuple[str, DataForm], Dataset] = OrderedDict()
-        self._data_bytes = 0
+        self._data = data
         self._sessions: OrderedDict[tuple[str, int], Loaded] = OrderedDict()
 
     @property
@@ -106,27 +105,21 @@ class SharedHost:
         """See `Host.release`; the process keeps freed memory for the next client."""
 
     def read(self, source: str, form: DataForm) -> Dataset:
-        """See `Host.read`. Sources do not change during a run."""
-        dataset = self._data.pop((source, form), None)
-        if dataset is None:
-            dataset = tasks.read_dataset(source, form)
-            self._data_bytes += _measure(dataset)
-        self._data[source, form] = dataset
-        while self._data_bytes > self._most_bytes and len(self._data) > 1:
-            self._data_bytes -= _measure(self._data.popitem(last=False)[1])
-        return dataset
+        """See `Host.read`."""
+        dataset = self._data.get(source)
+        return tasks.read_dataset(source, form) if dataset is None else fit_to_form(dataset, form, source)
 
     def now_s(self) -> float:
         """See `Host.now_s`; always 0, because times in this process are not those of devices, and vary between runs."""
         return 0.0
 
 
-def _measure(dataset: Dataset) -> int:
-    return dataset.inputs.nbytes + dataset.labels.nbytes
-
-
-def create_trainers(runtimes: set[str]) -> Mapping[str, Trainer]:
+def create_trainers(runtimes: set[str], data: Mapping[str, Dataset] = MappingProxyType({})) -> Mapping[str, Trainer]:
     """Create a trainer for each target, for all clients of this process.
+
+    Args:
+        runtimes: the targets.
+        data: data sets by the names that jobs have for them.
 
     Raises:
         ConfigError: there is no trainer for a target.
@@ -136,7 +129,7 @@ def create_trainers(runtimes: set[str]) -> Mapping[str, Trainer]:
         raise ConfigError(
             f"clients run {', '.join(unknown)}, but in one process they can run {', '.join(sorted(TRAINERS))}"
         )
-    host = SharedHost()
+    host = SharedHost(data=data)
     return MappingProxyType({name: TRAINERS[name](host) for name in sorted(runtimes)})
 
 
