@@ -76,7 +76,7 @@ def test_data_that_no_device_can_read_any_more_end_the_run(
     def unreadable(*_: object) -> Dataset:
         raise FileError("data file 'faces.npz' cannot be opened (No such file or directory); check the path")
 
-    monkeypatch.setattr("subfleet.tasks.read_dataset", unreadable)
+    monkeypatch.setattr("subfleet.emulation.batch.trainers.fit_to_form", unreadable)
     with pytest.raises(RunError, match=r"in 2 attempts, .*: ada, bob refused: data: data file 'faces\.npz' cannot be"):
         run_batch(fleet(), exports)
 
