@@ -41,8 +41,8 @@ training = { epochs = 1, batch_size = 32, learning_rate = 0.05 }
 [fleet]
 devices = [
   { id = "box", profile = "BOX", log = "laptop", runtime = "torch" },
-  { id = "jetson", profile = "jetson_orin_nano", log = "jetson_orin_nano", runtime = "torch" },
-  { id = "pi-4", profile = "raspberry_pi_4", log = "raspberry_pi_4", runtime = "torch" },
+  { id = "jetson", profile = "generic", log = "jetson_orin_nano", runtime = "torch" },
+  { id = "pi-4", profile = "generic", log = "raspberry_pi_4", runtime = "torch" },
 ]
 """
 
