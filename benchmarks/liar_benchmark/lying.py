@@ -1,14 +1,15 @@
 """The four liars: each changes the messages that its member sends or receives, and all messages stay valid."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.emulation.batch.fleet import Interference
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.identifiers import make_message_id
@@ -30,7 +31,7 @@ from subfleet.protocol.paths import PathScore
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Delivery, Event, Transport, Will
 
-__all__ = ["LIARS", "Churner", "Claimer", "GarblingTrainer", "Liar", "LyingLink", "Silent", "create_link_wrapper"]
+__all__ = ["LIARS", "Churner", "Claimer", "GarblingTrainer", "LyingLink", "Silent", "create_link_wrapper"]
 
 LARGE_LOSS = 1e30
 PACES = (5e-324, 1e300)
@@ -42,18 +43,6 @@ REPEATED = 4
 FACTOR = -30.0
 
 
-class Liar(Protocol):
-    """Changes the outgoing messages of a member, and filters the incoming ones."""
-
-    def rewrite(self, message: Message) -> Iterable[Message]:
-        """Return the messages to send instead of a message."""
-        ...
-
-    def accepts(self, kind: str) -> bool:
-        """Whether messages of a kind reach the member."""
-        ...
-
-
 class LyingLink:
     """A liar's transport. Chunks of updates pass unchanged.
 
@@ -63,7 +52,7 @@ class LyingLink:
         liar: changes the messages.
     """
 
-    def __init__(self, inner: Transport, topics: Topics, liar: Liar) -> None:
+    def __init__(self, inner: Transport, topics: Topics, liar: Interference) -> None:
         self._inner = inner
         self._topics = topics
         self._liar = liar
@@ -106,11 +95,11 @@ class Claimer:
         self._profiles = 0
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.accepts`."""
+        """See `Interference.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.rewrite`."""
+        """See `Interference.rewrite`."""
         if isinstance(message, Profile):
             message = self._falsify_profile(message)
         elif isinstance(message, Telemetry):
@@ -169,11 +158,11 @@ class Silent:
     """Joins and reports its data, but never answers a task, since no task reaches it."""
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.accepts`."""
+        """See `Interference.accepts`."""
         return kind != Task.KIND
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.rewrite`."""
+        """See `Interference.rewrite`."""
         yield message
 
 
@@ -181,11 +170,11 @@ class Truthful:
     """Passes all messages on; the lie is in the trained weights."""
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.accepts`."""
+        """See `Interference.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.rewrite`."""
+        """See `Interference.rewrite`."""
         yield message
 
 
@@ -208,11 +197,11 @@ class Churner:
         self._telemetry: Telemetry | None = None
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.accepts`."""
+        """See `Interference.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.rewrite`."""
+        """See `Interference.rewrite`."""
         if isinstance(message, Presence):
             yield from self._rewrite_presence(message)
         elif isinstance(message, Profile):
@@ -342,7 +331,7 @@ def _garble(array: Any, kind: int) -> Any:
     return (FACTOR * values).astype(values.dtype)
 
 
-LIARS: Mapping[str, Callable[[Sequence[str]], Liar]] = MappingProxyType(
+LIARS: Mapping[str, Callable[[Sequence[str]], Interference]] = MappingProxyType(
     {
         "claimer": Claimer,
         "silent": lambda _: Silent(),
