@@ -6,8 +6,8 @@ python benchmarks/emulation.py --members 1000 3000 10000
 python benchmarks/emulation.py --write         # and writes benchmarks/results/emulation.md
 
 The game is in `emulation_benchmark/game.py`: of 100 members, 20 train the network of PyTorch's beginners' tutorial
-for five steps in each round. Flower runs in an environment of its own, `build/flower`, which the first run makes. Each
-is a process of its own; they take turns, and each round's figure is the CPU seconds of all its processes. Medians are
+for five steps in each round. The first run creates an environment for Flower, `build/flower`. Each system runs in its
+own process, in turn, and each round's figure is the CPU seconds of all its processes. Medians are
 over the rounds after the first; "first" includes what is made once. With `--members` fleets grow, and 20 still train.
 """
 
@@ -135,14 +135,18 @@ def describe(found: Mapping[str, Any]) -> str:
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--members", type=int, nargs="*", default=[1000, 3000])
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of each run, 2 or more; default 6")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each system; default 3")
+    parser.add_argument("--members", type=int, nargs="*", default=[1000, 3000], help="sizes of larger fleets")
     parser.add_argument("--without-flower", action="store_true", help="leave out what takes an install")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     smallest = {"rounds": 2, "repeats": 1, "members": [30], "without_flower": True}
     options = parse_arguments(parser, **smallest)
+    if options.rounds < 2 or options.repeats < 1:
+        parser.error("--rounds must be 2 or more, because the first is reported apart, and --repeats 1 or more")
+    if any(count < Game().taking_part for count in options.members):
+        parser.error(f"--members must be {Game().taking_part} or more, because so many train in each round")
     with tempfile.TemporaryDirectory(prefix="subfleet-") as cache:
         options.cache = Path(cache)
         found = measure(options)

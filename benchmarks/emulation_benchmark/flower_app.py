@@ -1,4 +1,4 @@
-"""The game in Flower's simulation engine, in an environment of its own; prints CPU seconds of each round as JSON.
+"""Plays the game in Flower's simulation engine and prints the CPU seconds of each round as JSON.
 
 python benchmarks/emulation_benchmark/flower_app.py '{"members": 100, "taking_part": 20, "rounds": 5}'
 """

@@ -130,6 +130,19 @@ def test_a_task_of_a_round_that_is_over_is_not_trained(tmp_path: Path) -> None:
     assert len(device.find(Telemetry)) == 2
 
 
+def test_a_fetch_that_is_given_up_frees_the_link(tmp_path: Path) -> None:
+    device = Device(tmp_path, macs=1)
+    device.agent.receive(announce())
+    device.agent.receive(device.make_task(deadline_s=1000.0))
+    device.wait(0.5)
+    device.agent.receive(announce(2))
+    device.agent.receive(device.make_task("t2", 2, deadline_s=1000.0))
+    device.wait(0.5 + 2.9)
+    assert device.work.done == []
+    device.wait(0.5 + 3.1 + 3)
+    assert device.work.done == ["t2"], "both blobs take 3 s from when they were asked for"
+
+
 def test_a_blob_that_the_server_has_lost_is_a_refusal(tmp_path: Path) -> None:
     device = Device(tmp_path, macs=1)
     device.agent.receive(announce())

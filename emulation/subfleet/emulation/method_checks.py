@@ -121,8 +121,8 @@ def gather_check(method: AnyMethod, norms: NormPolicy = "averaged", model: Famil
     """Three clients on digits, for a method as in `check_method`.
 
     Their links fit a small, a medium and the second largest submodel of the space. Clients have different runtimes of
-    the method. If each size has norms of its own, the third client's link fits the largest one, because the norms of
-    the whole model would never be trained otherwise.
+    the method. With separate norms for each size, the third client's link fits the largest submodel, because the
+    norms of the whole model would otherwise never be trained.
 
     Raises:
         ConfigError: no settings accept the method with these norms.

@@ -164,7 +164,7 @@ class HostSettings:
         durations: for "batch": "modelled" lets transfers and training take as long as the devices' logs and profiles
             say; with "none" they take no time, so that no device is late.
         turns_per_round: for "batch": the run fails if a round takes more turns than this on average; a quiet round
-            takes about ten.
+            takes about ten, and one for each logical second.
     """
 
     type: HostKind = "processes"

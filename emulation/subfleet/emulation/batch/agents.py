@@ -150,6 +150,8 @@ class EmulatedAgent:
                 yield _place_models(action.task)
             case CancelFetch():
                 self._cancel(action.blob.sha256)
+                if not self._under_way:
+                    self._link_free_s = self.clock()
             case _:
                 self._keep_up(action)
 
@@ -181,7 +183,7 @@ class EmulatedAgent:
         return number is not None
 
     def _fetch(self, blob: BlobRef) -> Iterator[Event]:
-        """Fetch a blob after those that it fetches already."""
+        """Fetch a blob once the fetches before it have ended."""
         seconds = 0.0
         if not self.disk.holds(blob):
             waits_s = max(0.0, self._link_free_s - self.clock())
