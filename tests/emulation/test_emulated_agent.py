@@ -1,5 +1,6 @@
 """The agent of an emulated device: what it fetches, refuses and stops, and when."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,7 @@ from agent.agent_cases import RESULT, announce, profile, train_task
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import LogRow, ReplayedLog, ResourceLog
-from subfleet.edge_client.task_work import TaskWork, TrainingOutput
+from subfleet.edge_client.task_work import TrainingOutput
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
@@ -28,11 +29,14 @@ class NoWork:
         self.done: list[str] = []
         self._folder = folder
 
-    def do(self, task: Task, memory_limit_bytes: int, stopped: object) -> TrainingOutput:
-        self.done.append(task.task_id)
-        path = self._folder / "output"
-        path.write_bytes(task.task_id.encode())
-        return TrainingOutput(task_id=task.task_id, result=RESULT, output_path=path)
+    def begin(self, task: Task, memory_limit_bytes: int) -> Callable[[], TrainingOutput]:
+        def finish() -> TrainingOutput:
+            self.done.append(task.task_id)
+            path = self._folder / "output"
+            path.write_bytes(task.task_id.encode())
+            return TrainingOutput(task_id=task.task_id, result=RESULT, output_path=path)
+
+        return finish
 
 
 class Device:
@@ -47,7 +51,7 @@ class Device:
         self.blobs, self.said, self.fetched_bytes = BlobStore(folder / "blobs"), list[Message](), list[int]()
         self.agent = EmulatedAgent(
             settings=AgentSettings(profile=profile(), heartbeat_s=1e9, telemetry_s=1e9),
-            work=cast("TaskWork", self.work),
+            work=self.work,
             disk=EmulatedDisk(None),
             meter=ReplayMeter(log, lambda _down, _up: None),
             timing=timing,
@@ -56,7 +60,6 @@ class Device:
             agenda=self.agenda,
             say=self.said.append,
             count=self.fetched_bytes.append,
-            stopped=lambda: False,
         )
         self.agent.join()
 

@@ -48,6 +48,7 @@ def run(
         HostKind | None,
         typer.Option(help="Run each device as a process (processes), or all devices in this process (batch)."),
     ] = None,
+    workers: options.Workers = None,
     overrides: options.Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Run once with each seed, such as 1..5 or 1,2,7.")] = None,
     name: options.RunName = None,
@@ -65,7 +66,7 @@ def run(
     from subfleet.settings.reading import read_runs
     from subfleet.settings.sweeps import parse_seeds
 
-    described = set_host(read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host)
+    described = set_host(read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host, workers)
     options.check_broker(address)
     run_and_show(described, runs, json=json, name=name, broker=address)
 

@@ -43,9 +43,16 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def set_host(runs: Sequence[Run], host: HostKind | None) -> tuple[Run, ...]:
-    """The runs on the given host; None leaves each on its own."""
-    return tuple(run if host is None else replace(run, host=replace(run.host, type=host)) for run in runs)
+def set_host(runs: Sequence[Run], host: HostKind | None, workers: int | None = None) -> tuple[Run, ...]:
+    """The runs on the given host, with so many worker processes; None leaves each as it is.
+
+    Raises:
+        ConfigError: workers are given for a host that has none.
+    """
+    hosts = [replace(run.host, type=host or run.host.type, workers=workers or run.host.workers) for run in runs]
+    if workers and any(own.type != "batch" for own in hosts):
+        raise ConfigError(f"--workers is {workers}, but only a batch has workers; add --host batch")
+    return tuple(replace(run, host=own) for run, own in zip(runs, hosts, strict=True))
 
 
 def run_and_show(

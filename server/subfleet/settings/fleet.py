@@ -163,12 +163,14 @@ class HostSettings:
         type: where the devices run.
         durations: for "batch": "modelled" lets transfers and training take as long as the devices' logs and profiles
             say; with "none" they take no time, so that no device is late.
+        workers: for "batch": processes that train beside it; with 1, the batch trains by itself. Results are the same.
         turns_per_round: for "batch": the run fails if a round takes more turns than this on average; a quiet round
             takes about ten, and one for each logical second.
     """
 
     type: HostKind = "processes"
     durations: Literal["modelled", "none"] = "modelled"
+    workers: Positive = 1
     turns_per_round: Positive = 5000
 
 

@@ -34,10 +34,11 @@ from subfleet.agent.stepping import step
 from subfleet.device.meters import Meter
 from subfleet.edge_client.measuring import measure
 from subfleet.edge_client.store import name_models
-from subfleet.edge_client.task_work import TaskWork, store_output
+from subfleet.edge_client.task_work import Outcome, store_output
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.timing import Timing
+from subfleet.emulation.batch.work import ClientWork
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.exhaustive import never
@@ -53,7 +54,7 @@ class EmulatedAgent:
 
     Attributes:
         settings: of the agent.
-        work: does its tasks, at the moment at which the device would have done them.
+        work: does its tasks; their outcome is asked for at the moment at which the device would have done them.
         disk: which blobs it holds.
         meter: reads its log.
         timing: tells how long it needs.
@@ -62,11 +63,10 @@ class EmulatedAgent:
         agenda: what happens later.
         say: called with each message to the server.
         count: called with the bytes of each blob that it has fetched.
-        stopped: whether the run is to end, asked between the steps of a training.
     """
 
     settings: AgentSettings
-    work: TaskWork
+    work: ClientWork
     disk: EmulatedDisk
     meter: Meter
     timing: Timing
@@ -75,7 +75,6 @@ class EmulatedAgent:
     agenda: Agenda
     say: Callable[[Message], None]
     count: Callable[[int], None]
-    stopped: Callable[[], bool]
     _state: AgentState = field(default_factory=AgentState)
     _heard: RoundInfo | None = None
     _reading: Reading | None = None
@@ -142,8 +141,10 @@ class EmulatedAgent:
                 disk_bytes = self.disk.measure_budget(action.pinned) if isinstance(action, MeasureForRound) else None
                 yield measure(action, self.settings, self._state.round, self.meter, disk_bytes)
             case StartWork():
+                finish = self.work.begin(action.task, action.memory_limit_bytes)
                 seconds = self.timing.work_s(action.task, self.log_time_s)
-                yield from self._later(action.task.task_id, seconds, partial(self._do, action, seconds))
+                # Even without a duration it is asked for later, when everybody has begun.
+                self._schedule(action.task.task_id, seconds, partial(self._end, finish, seconds))
             case StopWork():
                 yield from self._stop(action.task_id)
             case PlaceModels():
@@ -166,10 +167,12 @@ class EmulatedAgent:
 
     def _later(self, name: str, seconds: float, find_event: Callable[[], Event]) -> Iterator[Event]:
         """Handle an event once it has taken its time; without any, it is returned."""
-        if not seconds:
+        if seconds:
+            self._schedule(name, seconds, find_event)
+        else:
             yield find_event()
-            return
 
+    def _schedule(self, name: str, seconds: float, find_event: Callable[[], Event]) -> None:
         def happen() -> None:
             del self._under_way[name]
             self._handle(find_event())
@@ -198,8 +201,8 @@ class EmulatedAgent:
             self.count(blob.size_bytes)
         return BlobArrived(sha256=blob.sha256)
 
-    def _do(self, action: StartWork, seconds: float) -> Event:
-        ended = store_output(self.work.do(action.task, action.memory_limit_bytes, self.stopped), self.blobs)
+    def _end(self, finish: Callable[[], Outcome], seconds: float) -> Event:
+        ended = store_output(finish(), self.blobs)
         if isinstance(ended, TrainingEnded):
             ended = replace(ended, result=replace(ended.result, train_seconds=seconds))
         return ended

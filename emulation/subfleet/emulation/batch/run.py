@@ -18,14 +18,14 @@ from subfleet import tasks
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.task_work import TaskWork
 from subfleet.emulation.batch.agenda import LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
 from subfleet.emulation.batch.memory_journal import MemoryJournal
+from subfleet.emulation.batch.numerics import open_numerics
 from subfleet.emulation.batch.timing import NoTime, ReplayedTiming, Timing
-from subfleet.emulation.batch.trainers import AttackingTrainer, create_trainers
+from subfleet.emulation.batch.work import ClientWork
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.export.pool import ExportPool
 from subfleet.journal.evaluations import EvaluationRecord
@@ -44,7 +44,6 @@ from subfleet.serving.outcome import Outcome, find_owners
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.tasks import Dataset
 from subfleet.transport.blob_store import BlobStore
 
 STEP_S = 1.0
@@ -112,9 +111,10 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         SubfleetError: the settings or the data cannot be used.
     """
     stop = stop or threading.Event()
-    with make_scratch_folder(_choose_scratch_folder()) as folder:
-        data = {name: part for client in gathered.devices for name, part in _name_data(client, folder).items()}
-        known = {**create_trainers({client.runtime for client in gathered.devices}, data), **(trainers or {})}
+    with (
+        make_scratch_folder(_choose_scratch_folder()) as folder,
+        open_numerics(gathered, folder, trainers or {}, stop.is_set) as numerics,
+    ):
         fleet = EmulatedFleet(LogicalClock(), interference or {})
 
         def count_macs(architecture: Architecture) -> int:
@@ -124,8 +124,8 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
             for client in gathered.devices:
                 log = ReplayedLog(client.log, client.log_start)
                 timing = _create_timing(client, log, gathered.run, count_macs)
-                work = _create_work(client, known, blobs, folder)
-                fleet.add(_create_agent(client, fleet, work, log=log, timing=timing, blobs=blobs, stopped=stop.is_set))
+                work = numerics.create_work(client, blobs)
+                fleet.add(_create_agent(client, fleet, work, log=log, timing=timing, blobs=blobs))
             return fleet
 
         history = _History(observer or Unobserved(), gathered.run)
@@ -161,15 +161,14 @@ def _create_server(
     )
 
 
-def _create_agent(  # noqa: PLR0913 - the parts of an agent
+def _create_agent(
     client: EmulatedDevice,
     fleet: EmulatedFleet,
-    work: TaskWork,
+    work: ClientWork,
     *,
     log: ReplayedLog,
     timing: Timing,
     blobs: BlobStore,
-    stopped: Callable[[], bool],
 ) -> EmulatedAgent:
     return EmulatedAgent(
         settings=_create_settings(client),
@@ -182,7 +181,6 @@ def _create_agent(  # noqa: PLR0913 - the parts of an agent
         agenda=fleet.agenda,
         say=partial(fleet.hear, client.client_id),
         count=partial(fleet.traffic.count, client.client_id, "sent"),
-        stopped=stopped,
     )
 
 
@@ -210,30 +208,6 @@ def _create_timing(
     )
 
 
-def _name_data(client: EmulatedDevice, folder: Path) -> dict[str, Dataset]:
-    """The training and held-out samples of a client by the paths that its tasks have for them."""
-    parts = {"": client.data, ".held-out": client.test}
-    return {str(folder / f"{client.client_id}{part}.npz"): held for part, held in parts.items() if held is not None}
-
-
-def _create_work(client: EmulatedDevice, trainers: Mapping[str, Trainer], blobs: BlobStore, folder: Path) -> TaskWork:
-    """What does a client's tasks. A trainer of its own reads its samples from files, shared ones have them."""
-    trainer = _choose_trainer(client, trainers)
-    named = _name_data(client, folder)
-    if client.attack is not None or client.client_id in trainers:
-        for name, samples in named.items():
-            tasks.write_npz(Path(name), samples)
-    data, held_out = (*named, None)[:2]
-    return TaskWork(
-        trainers={trainer.target: trainer},
-        blob_path=blobs.path,
-        work_folder=folder,
-        data=str(data),
-        held_out=held_out,
-        threads=client.profile.threads,
-    )
-
-
 def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
     """The run for the server: evaluation data in a file, outliers as for this fleet, and clients without heartbeats."""
     run = gathered.run
@@ -247,12 +221,6 @@ def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
     attacked = any(client.attack is not None for client in gathered.devices)
     deadlines = replace(run.deadlines, lease_s=_ENDLESS_S)
     return replace(run, data=settings, outliers=run.outliers.for_emulation(attacked=attacked), deadlines=deadlines)
-
-
-def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
-    """The client's own trainer, or that of its runtime; an attacker's is wrapped."""
-    trainer = trainers.get(client.client_id) or trainers[client.runtime]
-    return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
 
 
 def _choose_scratch_folder() -> Path:

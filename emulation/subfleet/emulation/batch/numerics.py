@@ -1,0 +1,66 @@
+"""Who computes what the clients of a batch train: this process, or worker processes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.emulation.batch.trainers import create_trainers
+from subfleet.emulation.batch.work import ClientMeans, ClientWork, WorkHere, write_samples
+from subfleet.emulation.batch.workers import WorkElsewhere, WorkerPool
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.protocol.jobs import Trainer
+from subfleet.tasks import Dataset
+from subfleet.transport.blob_store import BlobStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """What computes in a batch.
+
+    Attributes:
+        folder: for the files of clients.
+        own: by client id, trainers of its own.
+        shared: by target, the trainers of all others, which hold their samples.
+        pool: does the tasks of the others; None for this process.
+        stopped: whether the run is to end, asked between steps.
+    """
+
+    folder: Path
+    own: Mapping[str, Trainer]
+    shared: Mapping[str, Trainer]
+    pool: WorkerPool | None
+    stopped: Callable[[], bool]
+
+    def create_work(self, client: EmulatedDevice, blobs: BlobStore) -> ClientWork:
+        """Create what does a client's tasks, with programs and weights in a store."""
+        means, trainer = ClientMeans.of(client, self.folder), self.own.get(client.client_id)
+        if self.pool is not None and trainer is None:
+            return WorkElsewhere(pool=self.pool, means=means, samples=means.name_samples(client), blobs=blobs)
+        if trainer is not None or client.attack is not None:
+            write_samples(means.name_samples(client))  # only shared trainers hold them, and poison needs a file
+        return WorkHere(work=means.open(trainer or self.shared[client.runtime], blobs.path), stopped=self.stopped)
+
+
+@contextmanager
+def open_numerics(
+    gathered: GatheredRun, folder: Path, own: Mapping[str, Trainer], stopped: Callable[[], bool]
+) -> Iterator[Numerics]:
+    """A context with what computes in a run; see `Numerics`.
+
+    Raises:
+        ConfigError: there is no trainer for a target.
+    """
+    workers = gathered.run.host.workers
+    samples = {} if workers > 1 else dict(_name_samples(gathered, folder))
+    shared = create_trainers({client.runtime for client in gathered.devices}, MappingProxyType(samples))
+    with ExitStack() as stack:
+        pool = stack.enter_context(WorkerPool(workers)) if workers > 1 else None
+        yield Numerics(folder=folder, own=own, shared=shared, pool=pool, stopped=stopped)
+
+
+def _name_samples(gathered: GatheredRun, folder: Path) -> Iterator[tuple[str, Dataset]]:
+    for client in gathered.devices:
+        for path, samples in ClientMeans.of(client, folder).name_samples(client).items():
+            yield str(path), samples
