@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -148,44 +149,41 @@ class TaskWork:
             memory_limit_bytes: the most by which the process may grow.
             stopped: called between steps; True ends the task.
         """
+        return self.guard(task, memory_limit_bytes, partial(self._run, task, memory_limit_bytes, stopped))
+
+    def guard(self, task: Task, memory_limit_bytes: int, run: Callable[[], Outcome]) -> Outcome:
+        """Call what does a task; every exception becomes a failure of the task, which leaves no output.
+
+        Args:
+            task: the task.
+            memory_limit_bytes: the most by which the process may grow.
+            run: does it.
+        """
         outcome: Outcome | None = None
         try:
-            outcome = self._run_guarded(task, memory_limit_bytes, stopped)
+            outcome = _explain_problems(task, memory_limit_bytes, run)
         finally:
             if not isinstance(outcome, TrainingOutput):
                 discard(self.work_folder, task.task_id)
         return outcome
 
-    def _run_guarded(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
-        try:
-            return self._run(task, memory_limit_bytes, stopped)
-        except MemoryError:
-            detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
-            available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
-            return WorkFailed(task_id=task.task_id, reason="memory", detail=detail, available_bytes=available_bytes)
-        except SubfleetError as error:
-            return _explain_failure(task, error)
-        except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
-            _LOG.warning("task %s: the trainer raised an unexpected error", task.task_id, exc_info=True)
-            return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
-
     def _run(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
         outcome: Outcome
         match task.work:
             case Train() as work:
-                job = self._job(task, work, task.submodels[0], memory_limit_bytes, self.data)
+                job = self.make_job(task, work, task.submodels[0], memory_limit_bytes, self.data)
                 result = self._trainer(task.submodels[0]).train(job, stopped)
-                outcome = _finish(task, result, job.output_path)
+                outcome = finish_training(task, result, job.output_path)
             case Calibrate() as work:
-                calibration = self._job(task, work, task.submodels[0], memory_limit_bytes, self.data)
+                calibration = self.make_job(task, work, task.submodels[0], memory_limit_bytes, self.data)
                 result = self._trainer(task.submodels[0]).calibrate(calibration, stopped)
-                outcome = _finish(task, result, calibration.output_path)
+                outcome = finish_training(task, result, calibration.output_path)
             case Score() as work:
                 outcome = self._score(task, work, memory_limit_bytes, stopped)
             case Evaluate() as work:
                 if self.held_out is None:
                     raise DataError(NO_HELD_OUT)
-                evaluation = self._job(task, work, task.submodels[0], memory_limit_bytes, self.held_out)
+                evaluation = self.make_job(task, work, task.submodels[0], memory_limit_bytes, self.held_out)
                 evaluated = self._trainer(task.submodels[0]).evaluate(evaluation, stopped)
                 outcome = EvaluationEnded(task_id=task.task_id, result=evaluated)
             case Deploy():
@@ -199,7 +197,7 @@ class TaskWork:
         scores: list[CandidateScore] = []
         unloadable = 0
         for candidate in task.submodels:
-            job = self._job(task, work, candidate, memory_limit_bytes, self.data)
+            job = self.make_job(task, work, candidate, memory_limit_bytes, self.data)
             try:
                 scores.append(_score_candidate(self._trainer(candidate), job, stopped))
             except LoadError as error:
@@ -210,7 +208,15 @@ class TaskWork:
             raise kind(f"no candidate could be scored, the first because {scores[0].reason}")
         return ScoringEnded(task_id=task.task_id, scores=tuple(scores))
 
-    def _job(self, task: Task, work: WorkT, submodel: TaskSubmodel, memory_limit_bytes: int, data: str) -> Job[WorkT]:
+    def make_job(
+        self, task: Task, work: WorkT, submodel: TaskSubmodel, memory_limit_bytes: int, data: str
+    ) -> Job[WorkT]:
+        """Make the job of a submodel of a task.
+
+        Raises:
+            ProtocolError: the submodel has no weights.
+            FileError: a blob is missing.
+        """
         if submodel.weights is None:
             raise ProtocolError(f"task {task.task_id!r:.80} has a submodel without weights")
         return Job(
@@ -233,7 +239,26 @@ class TaskWork:
         return self.trainers[submodel.program.target]
 
 
-def _finish(task: Task, result: TrainResult, path: Path) -> TrainingOutput:
+def _explain_problems(task: Task, memory_limit_bytes: int, run: Callable[[], Outcome]) -> Outcome:
+    try:
+        return run()
+    except MemoryError:
+        detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
+        available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
+        return WorkFailed(task_id=task.task_id, reason="memory", detail=detail, available_bytes=available_bytes)
+    except SubfleetError as error:
+        return _explain_failure(task, error)
+    except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
+        _LOG.warning("task %s: the trainer raised an unexpected error", task.task_id, exc_info=True)
+        return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
+
+
+def finish_training(task: Task, result: TrainResult, path: Path) -> TrainingOutput:
+    """Make the outcome of a training or calibration.
+
+    Raises:
+        DivergedError: its loss or accuracy is not finite.
+    """
     if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
         raise DivergedError(f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate")
     return TrainingOutput(task_id=task.task_id, result=result, output_path=path)

@@ -154,8 +154,13 @@ class FleetSettings:
         return tuple(single for device in self.devices for single in device.expand())
 
 
+def _check_workers(numerics: str, workers: int) -> Iterator[str]:
+    if numerics != "exact" and workers > 1:
+        yield f"workers is {workers}, but {numerics} numerics train in the batch itself; set workers to 1"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
+@checked(_check_workers)
 class HostSettings:
     """How an emulated fleet is run.
 
@@ -163,13 +168,17 @@ class HostSettings:
         type: where the devices run.
         durations: for "batch": "modelled" lets transfers and training take as long as the devices' logs and profiles
             say; with "none" they take no time, so that no device is late.
-        workers: for "batch": processes that train beside it; with 1, the batch trains by itself. Results are the same.
+        numerics: for "batch": "exact" trains with the runtimes of the devices, bit for bit; "grouped" trains clients of
+            one submodel together with PyTorch, on the server's device, with other rounding.
+        workers: for "batch" with exact numerics: processes that train beside it; with 1, the batch trains by itself.
+            Results are the same.
         turns_per_round: for "batch": the run fails if a round takes more turns than this on average; a quiet round
             takes about ten, and one for each logical second.
     """
 
     type: HostKind = "processes"
     durations: Literal["modelled", "none"] = "modelled"
+    numerics: Literal["exact", "grouped"] = "exact"
     workers: Positive = 1
     turns_per_round: Positive = 5000
 

@@ -138,4 +138,6 @@ def _draw_uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
 
 
 def _pad(real: Indices, size: int) -> Indices:
+    if len(real) == size:
+        return real
     return np.pad(real, (0, size - len(real)), constant_values=real[0])

@@ -103,6 +103,8 @@ class EmulatedAgent:
         """
         if isinstance(message, RoundInfo) and message.log_time_s is not None:
             self._log_starts_s = message.log_time_s - self.clock()
+        if isinstance(message, Task):
+            self.work.expect(message)
         if not self._idle:
             self._handle(Received(message=message))
         elif isinstance(message, RoundInfo):

@@ -1,4 +1,4 @@
-"""Who computes what the clients of a batch train: this process, or worker processes."""
+"""What computes in a batch: the runtimes of its clients, here or in worker processes, or PyTorch for many at once."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.emulation.batch.trainers import create_trainers
+from subfleet.aggregation.devices import compute_device
+from subfleet.emulation.batch.grouped import GroupedWork, Groups
+from subfleet.emulation.batch.grouped_steps import RequestLog
+from subfleet.emulation.batch.trainers import SharedHost, create_trainers
 from subfleet.emulation.batch.work import ClientMeans, ClientWork, WorkHere, write_samples
 from subfleet.emulation.batch.workers import WorkElsewhere, WorkerPool
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.programs.supply import Exports
 from subfleet.protocol.jobs import Trainer
 from subfleet.tasks import Dataset
 from subfleet.transport.blob_store import BlobStore
@@ -24,6 +28,8 @@ class Numerics:
         own: by client id, trainers of its own.
         shared: by target, the trainers of all others, which hold their samples.
         pool: does the tasks of the others; None for this process.
+        groups: trains the others, but attackers; None for the runtimes.
+        exports: the exporter, for the server.
         stopped: whether the run is to end, asked between steps.
     """
 
@@ -31,6 +37,8 @@ class Numerics:
     own: Mapping[str, Trainer]
     shared: Mapping[str, Trainer]
     pool: WorkerPool | None
+    groups: Groups | None
+    exports: Exports
     stopped: Callable[[], bool]
 
     def create_work(self, client: EmulatedDevice, blobs: BlobStore) -> ClientWork:
@@ -40,24 +48,35 @@ class Numerics:
             return WorkElsewhere(pool=self.pool, means=means, samples=means.name_samples(client), blobs=blobs)
         if trainer is not None or client.attack is not None:
             write_samples(means.name_samples(client))  # only shared trainers hold them, and poison needs a file
-        return WorkHere(work=means.open(trainer or self.shared[client.runtime], blobs.path), stopped=self.stopped)
+        here = WorkHere(work=means.open(trainer or self.shared[client.runtime], blobs.path), stopped=self.stopped)
+        if self.groups is None or trainer is not None or client.attack is not None:
+            return here
+        return GroupedWork(here=here, groups=self.groups)
 
 
 @contextmanager
 def open_numerics(
-    gathered: GatheredRun, folder: Path, own: Mapping[str, Trainer], stopped: Callable[[], bool]
+    gathered: GatheredRun, exports: Exports, folder: Path, own: Mapping[str, Trainer], stopped: Callable[[], bool]
 ) -> Iterator[Numerics]:
     """A context with what computes in a run; see `Numerics`.
 
     Raises:
-        ConfigError: there is no trainer for a target.
+        ConfigError: there is no trainer for a target, or the device that computes is missing.
     """
-    workers = gathered.run.host.workers
+    run = gathered.run
+    workers = run.host.workers
     samples = {} if workers > 1 else dict(_name_samples(gathered, folder))
-    shared = create_trainers({client.runtime for client in gathered.devices}, MappingProxyType(samples))
+    host = SharedHost(data=MappingProxyType(samples))
+    shared = create_trainers({client.runtime for client in gathered.devices}, host)
+    groups = None
+    if run.host.numerics == "grouped":
+        exports = log = RequestLog(exports=exports)
+        groups = Groups(log.trainings, host, compute_device(run.device), stopped)
     with ExitStack() as stack:
         pool = stack.enter_context(WorkerPool(workers)) if workers > 1 else None
-        yield Numerics(folder=folder, own=own, shared=shared, pool=pool, stopped=stopped)
+        yield Numerics(
+            folder=folder, own=own, shared=shared, pool=pool, groups=groups, exports=exports, stopped=stopped
+        )
 
 
 def _name_samples(gathered: GatheredRun, folder: Path) -> Iterator[tuple[str, Dataset]]:

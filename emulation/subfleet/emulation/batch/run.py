@@ -33,6 +33,7 @@ from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
 from subfleet.link.base import Connect
 from subfleet.methods.aggregator import Participant
+from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
@@ -113,7 +114,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     stop = stop or threading.Event()
     with (
         make_scratch_folder(_choose_scratch_folder()) as folder,
-        open_numerics(gathered, folder, trainers or {}, stop.is_set) as numerics,
+        open_numerics(gathered, exports, folder, trainers or {}, stop.is_set) as numerics,
     ):
         fleet = EmulatedFleet(LogicalClock(), interference or {})
 
@@ -129,7 +130,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
             return fleet
 
         history = _History(observer or Unobserved(), gathered.run)
-        server = _create_server(gathered, exports, connect, history, folder, fleet.clock)
+        server = _create_server(gathered, numerics.exports, connect, history, folder, fleet.clock)
         batch = _Batch(server=server, fleet=fleet, history=history, stop=stop)
         server.open()
         try:
@@ -141,7 +142,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
 
 def _create_server(
     gathered: GatheredRun,
-    exports: ExportPool,
+    exports: Exports,
     connect: Connect,
     observer: RunObserver,
     folder: Path,

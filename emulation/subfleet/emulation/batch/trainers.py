@@ -114,12 +114,12 @@ class SharedHost:
         return 0.0
 
 
-def create_trainers(runtimes: set[str], data: Mapping[str, Dataset] = MappingProxyType({})) -> Mapping[str, Trainer]:
+def create_trainers(runtimes: set[str], host: SharedHost | None = None) -> Mapping[str, Trainer]:
     """Create a trainer for each target, for all clients of this process.
 
     Args:
         runtimes: the targets.
-        data: data sets by the names that jobs have for them.
+        host: that they share; None for one that reads all samples from files.
 
     Raises:
         ConfigError: there is no trainer for a target.
@@ -129,8 +129,8 @@ def create_trainers(runtimes: set[str], data: Mapping[str, Dataset] = MappingPro
         raise ConfigError(
             f"clients run {', '.join(unknown)}, but in one process they can run {', '.join(sorted(TRAINERS))}"
         )
-    host = SharedHost(data=data)
-    return MappingProxyType({name: TRAINERS[name](host) for name in sorted(runtimes)})
+    shared = host or SharedHost()
+    return MappingProxyType({name: TRAINERS[name](shared) for name in sorted(runtimes)})
 
 
 class AttackingTrainer:

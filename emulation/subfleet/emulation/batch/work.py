@@ -20,6 +20,10 @@ from subfleet.tasks import Dataset
 class ClientWork(Protocol):
     """Does the tasks of a client."""
 
+    def expect(self, task: Task) -> None:
+        """Note a task that the client has received, and may begin."""
+        ...
+
     def begin(self, task: Task, memory_limit_bytes: int) -> Callable[[], Outcome]:
         """Begin a task.
 
@@ -44,6 +48,9 @@ class WorkHere:
 
     work: TaskWork
     stopped: Callable[[], bool]
+
+    def expect(self, task: Task) -> None:
+        """See `ClientWork.expect`."""
 
     def begin(self, task: Task, memory_limit_bytes: int) -> Callable[[], Outcome]:
         """See `ClientWork.begin`."""

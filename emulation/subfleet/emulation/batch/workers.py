@@ -157,6 +157,9 @@ class WorkElsewhere:
     samples: Mapping[Path, Dataset]
     blobs: BlobStore
 
+    def expect(self, task: Task) -> None:
+        """See `ClientWork.expect`."""
+
     def begin(self, task: Task, memory_limit_bytes: int) -> Callable[[], Outcome]:
         """See `ClientWork.begin`."""
         write_samples(self.samples)
