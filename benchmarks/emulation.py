@@ -5,9 +5,9 @@ python benchmarks/emulation.py --json          # ends with one JSON object
 python benchmarks/emulation.py --members 1000 3000 10000
 python benchmarks/emulation.py --write         # and writes benchmarks/results/emulation.md
 
-The game is in `emulation_benchmark/game.py`: of 100 members, 20 train the network of PyTorch's beginners' tutorial
-for five steps in each round. The first run creates an environment for Flower, `build/flower`. Each system runs in its
-own process, in turn, and each round's figure is the CPU seconds of all its processes. Medians are
+The games are in `emulation_benchmark/game.py`: of 100 members, 20 train the network of PyTorch's beginners' tutorial,
+or a smaller one, for five steps in each round. The first run creates an environment for Flower, `build/flower`. Each
+system runs in its own process, in turn, and each round's figure is the CPU seconds of all its processes. Medians are
 over the rounds after the first; "first" includes what is made once. With `--members` fleets grow, and 20 still train.
 """
 
@@ -19,15 +19,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from emulation_benchmark.game import Game, play_eagerly
 from pages import write_page
 from smoke import parse_arguments
+
+from subfleet.arrays import decode_arrays
 
 RESULTS = Path(__file__).parent / "results" / "emulation.md"
 _PROGRAMS = Path(__file__).parent / "emulation_benchmark"
@@ -49,9 +52,9 @@ def play_flower(game: Game) -> Rounds:
     return list(_run([str(python), str(_PROGRAMS / "flower_app.py"), json.dumps(game.describe())]))
 
 
-def play_exactly(game: Game, cache: Path, runtime: str = "onnx") -> dict[str, Any]:
+def play_batch(game: Game, cache: Path, **changes: Any) -> dict[str, Any]:
     """What a batch of this project takes; see `emulation_benchmark/fleet.py`."""
-    settings = json.dumps({"game": game.describe(), "runtime": runtime, "cache": str(cache)})
+    settings = json.dumps({"game": game.describe(), "cache": str(cache), **changes})
     return dict(_run([sys.executable, str(_PROGRAMS / "fleet.py"), settings]))
 
 
@@ -63,29 +66,22 @@ def _run(command: Sequence[str]) -> Any:
     return json.loads(process.stdout.strip().splitlines()[-1])
 
 
+BATCHES: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "grouped_one": {"numerics": "grouped"},
+    "grouped_four": {"numerics": "grouped", "submodels": 4},
+}
+"""How this project plays a game, by the names of `--json`."""
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Play all games; returns what `--json` prints."""
-    game, cache = Game(rounds=options.rounds), options.cache
-    players: dict[str, Callable[[], Rounds]] = {
-        "eager": lambda: play_eagerly(game),
-        "exact": lambda: list(play_exactly(game, cache)["rounds_s"]),
-    }
-    if not options.without_flower:
-        players["flower"] = lambda: play_flower(game)
-    played: dict[str, list[Rounds]] = {name: [] for name in players}
-    for _ in range(options.repeats):
-        for name, play in players.items():
-            played[name].append(play())
-    rates = {name: _rate(game, rounds) for name, rounds in played.items()}
-    found: dict[str, Any] = {"flower": rates.get("flower"), "eager": rates["eager"]}
-    found["exact"] = {
-        "client_rounds_per_cpu_s": rates["exact"],
-        "ratio_to_flower": round(rates["exact"] / rates["flower"], 2) if "flower" in rates else None,
-        "ratio_to_eager": round(rates["exact"] / rates["eager"], 2),
-    }
+    cache: Path = options.cache
+    found = compare(Game(rounds=options.rounds), options)
+    found["small"] = compare(Game(network="small", rounds=options.rounds), options)
     found["members"], grown = {}, {}
     for count in options.members:
-        fleet = play_exactly(replace(game, members=count, rounds=options.rounds), cache)
+        fleet = play_batch(Game(members=count, rounds=options.rounds), cache)
         first_s, *later_s = fleet["rounds_s"]
         found["members"][str(count)] = {"first_s": round(first_s, 2), "later_s": round(statistics.median(later_s), 3)}
         grown[count] = fleet["grown_kib"]
@@ -93,6 +89,43 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         few, many = min(grown), max(grown)
         found["bytes_per_idle_client"] = round(1024 * (grown[many] - grown[few]) / (many - few))
     return found
+
+
+def compare(game: Game, options: argparse.Namespace) -> dict[str, Any]:
+    """One game by all, in turn."""
+    cache: Path = options.cache
+    played: dict[str, list[Rounds]] = {}
+    accuracies: dict[str, float] = {}
+    for _ in range(options.repeats):
+        played.setdefault("eager", []).append(play_eagerly(game))
+        if not options.without_flower:
+            played.setdefault("flower", []).append(play_flower(game))
+        for name, changes in BATCHES.items():
+            batch = play_batch(game, cache, **changes)
+            played.setdefault(name, []).append(batch["rounds_s"])
+            accuracies[name] = batch["accuracy"]
+    rates = {name: _rate(game, rounds) for name, rounds in played.items()}
+    found: dict[str, Any] = {"flower": rates.get("flower"), "eager": rates["eager"]}
+    for name in BATCHES:
+        found[name] = {
+            "client_rounds_per_cpu_s": rates[name],
+            "ratio_to_flower": round(rates[name] / rates["flower"], 2) if "flower" in rates else None,
+            "ratio_to_eager": round(rates[name] / rates["eager"], 2),
+        }
+        if name != "exact":
+            found[name] |= {"max_abs_diff": _compare_models(game, cache, name), "accuracy": accuracies[name]}
+    return found
+
+
+def _compare_models(game: Game, cache: Path, name: str) -> float:
+    """The largest difference of a model after one round from that of the devices' own runtimes."""
+    models, one_round = [], replace(game, rounds=1)
+    for changes in (BATCHES[name], {**BATCHES[name], "numerics": "exact"}):
+        file = cache / f"{name}.model"
+        play_batch(one_round, cache, model=str(file), **changes)
+        models.append(decode_arrays(file.read_bytes()))
+    mine, exact = models
+    return float(max(np.abs(np.asarray(mine[key], np.float64) - exact[key]).max() for key in exact))
 
 
 def _rate(game: Game, played: Sequence[Rounds]) -> float:
@@ -106,20 +139,19 @@ def describe(found: Mapping[str, Any]) -> str:
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}, onnxruntime {version('onnxruntime')}"
     )
-    exact = found["exact"]
-    rows = [
-        ("Flower's simulation engine", found["flower"], 1.0, ""),
-        ("a batch of this project, ONNX Runtime", exact["client_rounds_per_cpu_s"], exact["ratio_to_flower"], ""),
-        ("a plain PyTorch loop", found["eager"], "", ""),
-    ]
     lines = [
         "# Emulated rounds",
         "",
         f"`python benchmarks/emulation.py --write`, {machine}.",
         "",
-        "| emulator | client rounds per CPU second | of Flower's |",
-        "|---|---:|---:|",
-        *(f"| {name} | {'-' if rate is None else rate} | {ratio} |" for name, rate, ratio, _ in rows),
+        "| emulator | tutorial CNN: client rounds per CPU second | of Flower's | small CNN | of Flower's |",
+        "|---|---:|---:|---:|---:|",
+        *_describe_emulators(found),
+        "",
+        "The tutorial's CNN takes images of 32 x 32 pixels in batches of 32, the small one 28 x 28 in batches of 10; ",
+        "each client takes five steps. Exact numerics are ONNX Runtime's, grouped ones PyTorch's: with one submodel, ",
+        "or with four and unequal numbers of samples. After a round, grouped and exact models differ by ",
+        f"{_find_difference(found):.1e} at most (small CNN: {_find_difference(found['small']):.1e}).",
         "",
         "| members, 20 of them train | first round, CPU s | each later round, CPU s |",
         "|---:|---:|---:|",
@@ -130,6 +162,25 @@ def describe(found: Mapping[str, Any]) -> str:
         f"`{json.dumps(found)}`",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _find_difference(game: Mapping[str, Any]) -> float:
+    return max(game[name]["max_abs_diff"] for name in BATCHES if name != "exact")
+
+
+def _describe_emulators(found: Mapping[str, Any]) -> Iterator[str]:
+    games = (found, found["small"])
+    titles = {
+        "exact": "a batch, exact",
+        "grouped_one": "a batch, grouped, one submodel",
+        "grouped_four": "a batch, grouped, four submodels",
+    }
+    for name, title in {"flower": "Flower's simulation engine", "eager": "a plain PyTorch loop", **titles}.items():
+        cells = []
+        for game in games:
+            rate = game[name]["client_rounds_per_cpu_s"] if name in titles else game[name]
+            cells += [rate, round(rate / game["flower"], 2) if rate and game["flower"] else "-"]
+        yield f"| {title} | {' | '.join(str(cell) for cell in cells)} |"
 
 
 def main() -> int:

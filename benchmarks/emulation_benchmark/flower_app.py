@@ -22,9 +22,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from emulation_benchmark.game import SmallCnn, draw_samples, train
+from emulation_benchmark.game import Game
 
-GAME = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+GAME = Game(**json.loads(sys.argv[1])) if len(sys.argv) > 1 else Game()
 
 
 def measure_cpu_s() -> float:
@@ -58,10 +58,10 @@ client_app, server_app = ClientApp(), ServerApp()
 def train_member(message: Message, context: Context) -> Message:
     """Train on the samples of one member."""
     torch.set_num_threads(1)
-    network = SmallCnn()
+    network = GAME.build()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    images, labels = draw_samples(int(context.node_config["partition-id"]))
-    loss = train(network, images, labels)
+    images, labels = GAME.draw_samples(int(context.node_config["partition-id"]))
+    loss = GAME.train(network, images, labels)
     metrics = MetricRecord({"loss": loss, "num-examples": len(labels)})
     return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message)
 
@@ -70,13 +70,13 @@ def train_member(message: Message, context: Context) -> Message:
 def serve(grid: Grid, context: Context) -> None:
     """Run all rounds, and print what each took."""
     strategy = Timed(
-        fraction_train=GAME["taking_part"] / GAME["members"],
+        fraction_train=GAME.taking_part / GAME.members,
         fraction_evaluate=0.0,
-        min_train_nodes=GAME["taking_part"],
-        min_available_nodes=GAME["members"],
+        min_train_nodes=GAME.taking_part,
+        min_available_nodes=GAME.members,
     )
     strategy.spent_s = [measure_cpu_s()]
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(SmallCnn().state_dict()), num_rounds=GAME["rounds"])
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(GAME.build().state_dict()), num_rounds=GAME.rounds)
     marks = strategy.spent_s
     sys.stdout.write(json.dumps([after - before for before, after in pairwise(marks)]) + "\n")
     sys.stdout.flush()
@@ -86,6 +86,6 @@ if __name__ == "__main__":
     run_simulation(
         server_app=server_app,
         client_app=client_app,
-        num_supernodes=GAME["members"],
+        num_supernodes=GAME.members,
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "include_dashboard": False}},
     )
