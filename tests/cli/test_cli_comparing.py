@@ -73,6 +73,40 @@ def test_entrants_are_paired_over_their_seeds(folders: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
+def test_what_it_takes_to_reach_a_target_is_told_and_plotted_over_what_was_spent(
+    folders: list[str], tmp_path: Path
+) -> None:
+    """Quality is half the last one after the first round; each round takes 10 s and moves 3 MB."""
+    for folder in map(Path, folders):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        rounds = [{**row, "seconds": 10.0} for row in summary["rounds"]]
+        (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}), encoding="utf-8")
+    out = ("--out", str(tmp_path / "out"))
+    first, second = json.loads(
+        invoke("compare", *folders, "--target", "0.42", "--over", "seconds", *out, "--json").stdout
+    )
+    assert first["reached"] == {
+        "target": 0.42,
+        "runs": 3,
+        "rounds": pytest.approx(4 / 3),
+        "seconds": pytest.approx(40 / 3),
+        "bytes": 4e6,
+        "macs": 0.0,
+    }
+    assert second["reached"] == {"target": 0.42, "runs": 3, "rounds": 2.0, "seconds": 20.0, "bytes": 6e6, "macs": 0.0}
+    assert "<!-- seconds -->" in (tmp_path / "out" / "comparison.svg").read_text("utf-8")
+    never = json.loads(invoke("compare", *folders, "--target", "0.66", "--json").stdout)[1]["reached"]
+    assert never["runs"] == 1
+    assert "1 of 3 seeds" in " ".join(invoke("compare", *folders, "--target", "0.66", *out).stdout.split())
+    unmeasured = json.loads((Path(folders[0]) / "summary.json").read_text("utf-8"))
+    del unmeasured["rounds"][1]["seconds"]
+    (Path(folders[0]) / "summary.json").write_text(json.dumps(unmeasured), encoding="utf-8")
+    refused = invoke("compare", *folders, "--over", "seconds", *out)
+    assert refused.exit_code == ExitCode.CONFIG
+    assert "have no seconds" in refused.output
+
+
+@pytest.mark.slow
 def test_a_table_is_shown(folders: list[str]) -> None:
     result = invoke("compare", *folders)
     assert result.exit_code == 0, result.output

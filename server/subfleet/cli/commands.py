@@ -10,6 +10,7 @@ from subfleet.cli.data import data
 from subfleet.cli.decorators import Answers, Json, command, query
 from subfleet.cli.runs import runs as runs_app
 from subfleet.protocol.errors import ConfigError, ExportError, RunError, explain_os_errors
+from subfleet.reporting.spending import Axis
 from subfleet.settings.fleet import HostKind
 
 if TYPE_CHECKING:
@@ -192,29 +193,33 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Write comparison.svg, comparison.csv and comparison.md to this folder.")
     ] = None,
+    over: Annotated[Axis, typer.Option(help="What the plot has quality over.")] = "rounds",
+    target: Annotated[
+        float | None, typer.Option(help="Also tell what it takes to reach this quality, such as 0.9.")
+    ] = None,
 ) -> Answers:
     """Compare runs: each configuration over its seeds, and its gain over the first one, paired by seed."""
     from subfleet.reporting.comparison import build_rows, compare_entrants, read_entrants
 
     entrants = read_entrants(folders)
-    comparisons = compare_entrants(entrants)
+    comparisons = compare_entrants(entrants, target)
     headline = entrants[0].headline
     rows = build_rows(comparisons, headline)
     if out is not None:
-        _write_comparison(out, entrants, rows)
-    yield comparisons, lambda: _show_comparison(rows, headline, out)
+        _write_comparison(out, entrants, rows, over)
+    yield comparisons, lambda: _show_comparison(rows, headline, target, out)
 
 
-def _show_comparison(rows: "list[dict[str, str]]", headline: str, out: Path | None) -> None:
+def _show_comparison(rows: "list[dict[str, str]]", headline: str, target: float | None, out: Path | None) -> None:
     from rich.console import Console
 
     from subfleet.cli.console import show_table
     from subfleet.protocol.task_kinds import METRICS
-    from subfleet.reporting.comparison import COSTS, FIGURES
+    from subfleet.reporting.comparison import COSTS, FIGURES, list_reached_titles
 
     # Outliers, metrics of clients and costs have tables of their own, so that each fits the screen.
     figures = {*FIGURES.values()} - {METRICS[headline].title}
-    groups = ({"outliers"}, figures, {title for title, *_ in COSTS.values()})
+    groups = ({"outliers"}, figures, {title for title, *_ in COSTS.values()}, set(list_reached_titles(target)))
     selected = [[title for title in rows[0] if title in group] for group in groups]
     rest = [title for title in rows[0] if not any(title in group for group in groups)]
     for titles in (rest, *(["name", *titles] for titles in selected if titles)):
@@ -224,14 +229,14 @@ def _show_comparison(rows: "list[dict[str, str]]", headline: str, out: Path | No
         typer.echo(f"comparison.svg, comparison.csv and comparison.md are in {out}")
 
 
-def _write_comparison(out: Path, entrants: "tuple[Entrant, ...]", rows: "list[dict[str, str]]") -> None:
+def _write_comparison(out: Path, entrants: "tuple[Entrant, ...]", rows: "list[dict[str, str]]", over: Axis) -> None:
     from subfleet.reporting.comparison import format_csv, format_markdown
     from subfleet.reporting.plots import plot_comparison
 
-    curves = {entrant.title: entrant.curve for entrant in entrants}
+    traces = {entrant.title: entrant.trace(over) for entrant in entrants}
     with explain_os_errors(f"{out} cannot be written", "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
-        plot = plot_comparison(curves, entrants[0].headline)
+        plot = plot_comparison(traces, entrants[0].headline, over)
         (out / "comparison.svg").write_text(plot, encoding="utf-8")
         (out / "comparison.csv").write_text(format_csv(rows), encoding="utf-8")
         (out / "comparison.md").write_text(format_markdown(rows), encoding="utf-8")

@@ -13,6 +13,7 @@ from typing import Any
 
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.task_kinds import METRICS, better
+from subfleet.reporting.spending import AXES, Axis, Spent, find_first, sum_spent
 from subfleet.settings.fingerprint import list_changes, select_outcome_settings
 from subfleet.settings.run_folder import interpret_summary, read_description, read_summary
 
@@ -126,13 +127,36 @@ class Entrant:
         return {seed: float(run["metrics"][self.headline]) for seed, run in self.runs.items()}
 
     @property
-    def curve(self) -> Mapping[int, list[float]]:
-        """The headline metric of all runs, by round, for the rounds that every run has."""
-        by_round: dict[int, list[float]] = {}
-        for run in self.runs.values():
-            for record in run["rounds"]:
-                by_round.setdefault(int(record["round"]), []).append(float(record[self.headline]))
-        return {number: values for number, values in sorted(by_round.items()) if len(values) == len(self.runs)}
+    def spent(self) -> Mapping[int, Sequence[Spent]]:
+        """What each run had spent at the end of each round, by seed."""
+        return {seed: list(sum_spent(run["rounds"], self.headline)) for seed, run in self.runs.items()}
+
+    def trace(self, axis: Axis = "rounds") -> list[tuple[float, list[float]]]:
+        """The headline metric over what was spent, for the rounds that every run has.
+
+        Returns:
+            For each round the mean of what the runs had spent, and the metric of each.
+
+        Raises:
+            ConfigError: it is unknown what they had spent.
+        """
+        points = []
+        for ends in zip(*self.spent.values(), strict=False):
+            spent = [getattr(end, axis) for end in ends]
+            if None in spent:
+                raise ConfigError(
+                    f"rounds of {self.name!r} have no {axis}, because nobody measured them; plot --over another axis"
+                )
+            points.append((statistics.fmean(spent), [float(end.value) for end in ends if end.value is not None]))
+        return [point for point in points if point[1]]
+
+    def reach(self, target: float) -> dict[str, float]:
+        """What it took on average to reach a target of the headline metric, and in how many runs it was reached."""
+        found = [find_first(spent, target, self.headline) for spent in self.spent.values()]
+        reached = [first for first in found if first is not None]
+        columns = {str(axis): [getattr(first, axis) for first in reached] for axis in AXES}
+        means = {axis: statistics.fmean(column) for axis, column in columns.items() if column and None not in column}
+        return {"target": target, "runs": len(reached), **means}
 
 
 def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
@@ -166,12 +190,16 @@ def _read_summary(folder: Path) -> Mapping[str, Any]:
         if summary["metrics"].get(summary["headline"]) is None:
             raise ConfigError(f"the run {folder} has no metrics, because no round was aggregated; leave it out")
         alone = Entrant(name=folder.name, runs={0: summary})
-        _ = compare_entrants([alone]), alone.curve
+        _ = compare_entrants([alone]), alone.trace()
     return summary
 
 
-def compare_entrants(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
+def compare_entrants(entrants: Sequence[Entrant], target: float | None = None) -> list[dict[str, Any]]:
     """Compare each entrant with the first.
+
+    Args:
+        entrants: of one kind of task.
+        target: a value of the headline metric, for what it takes to reach it.
 
     Returns:
         Plain data for each entrant. Means are over the seeds.
@@ -181,6 +209,8 @@ def compare_entrants(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
         participation: the mean. megabytes: moved in all rounds.
         figures: means by the names in `FIGURES`, without those that a run lacks.
         costs: means by the names in `COSTS`, without those that a run lacks.
+        reached: the target, the number of runs that reached it, and the means of what they had spent by then, by the
+        names in `AXES`; None without a target.
         outliers: in how many runs updates were scaled down, left out, or reported; empty if there were none.
         gain: improvement of the headline metric over the first entrant, over the seeds that both have, above 0 if it
         is better, as a `PairedDifference`; None for the first entrant, or with fewer than two common seeds.
@@ -196,10 +226,10 @@ def compare_entrants(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
             f"runs {first.name!r} report {headline} and runs {other.name!r} report {other.headline}, so they cannot be "
             "compared; name runs of the same kind of task"
         )
-    return [_compare(entrant, first) for entrant in entrants]
+    return [_compare(entrant, first, target) for entrant in entrants]
 
 
-def _compare(entrant: Entrant, first: Entrant) -> dict[str, Any]:
+def _compare(entrant: Entrant, first: Entrant, target: float | None) -> dict[str, Any]:
     runs, values = list(entrant.runs.values()), entrant.values
     sign = better(entrant.headline)
     seeds = sorted(entrant.runs.keys() & first.runs.keys()) if entrant is not first else []
@@ -220,6 +250,7 @@ def _compare(entrant: Entrant, first: Entrant) -> dict[str, Any]:
             (name for name in FIGURES if name != entrant.headline), [_select_figures(run) for run in runs]
         ),
         "costs": _average(COSTS, [_select_costs(run) for run in runs]),
+        "reached": None if target is None else entrant.reach(target),
         "outliers": ", ".join(
             f"{kind.replace('_', ' ')} in {count} of {len(runs)}" for kind, count in outliers.items() if count
         ),
@@ -289,8 +320,27 @@ def _build_row(comparison: Mapping[str, Any], headline: str) -> dict[str, str]:
             title: format(costs[name] / unit, form) if name in costs else ""
             for name, (title, unit, form) in COSTS.items()
         },
+        **_build_reached_cells(comparison),
         "outliers": comparison["outliers"],
     }
+
+
+def list_reached_titles(target: float | None) -> list[str]:
+    """The titles of the columns that say what it took to reach a target."""
+    return [] if target is None else [f"{title} to {target:g}" for title, _, _ in AXES.values()]
+
+
+def _build_reached_cells(comparison: Mapping[str, Any]) -> dict[str, str]:
+    reached = comparison["reached"]
+    if reached is None:
+        return {}
+    runs, count = reached["runs"], len(comparison["seeds"])
+    some = f" ({runs} of {count} seeds)" if runs < count else ""
+    cells = [
+        f"{reached[axis] / unit:{form}}{some}" if axis in reached else "-" if runs else "never"
+        for axis, (_, unit, form) in AXES.items()
+    ]
+    return dict(zip(list_reached_titles(reached["target"]), cells, strict=True))
 
 
 def format_csv(rows: Sequence[Mapping[str, str]]) -> str:

@@ -13,6 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.task_kinds import METRICS
+from subfleet.reporting.spending import AXES, Axis
 from subfleet.reporting.texts import format_amount
 
 MEGABYTE = 1_000_000
@@ -109,21 +110,28 @@ def _add_legend(axes: Axes, **options: Any) -> None:
         axes.legend(fontsize="small", **options)
 
 
-def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headline: str = "accuracy") -> str:
-    """A metric over the rounds: for each name the mean over its runs, and the range from the worst to the best.
+def plot_comparison(
+    traces: Mapping[str, Sequence[tuple[float, Sequence[float]]]], headline: str = "accuracy", axis: Axis = "rounds"
+) -> str:
+    """A metric over what was spent: for each name the mean over its runs, and the range from the worst to the best.
 
     Args:
-        curves: the metric of each run, by name and round.
+        traces: by name, what was spent by the end of each round, and the metric of each run then.
         headline: name of the metric.
+        axis: what was spent.
     """
+    title, unit, _ = AXES[axis]
 
     def draw(axes: Axes) -> None:
-        for index, (name, by_round) in enumerate(curves.items()):
-            rounds, style = list(by_round), _choose_style(index, name)
-            axes.plot(rounds, [fmean(values) for values in by_round.values()], markersize=4, **style)
-            lows, highs = map(min, by_round.values()), map(max, by_round.values())
-            axes.fill_between(rounds, list(lows), list(highs), color=style["color"], alpha=0.15, linewidth=0)
+        for index, (name, points) in enumerate(traces.items()):
+            spent, style = [at / unit for at, _ in points], _choose_style(index, name)
+            axes.plot(spent, [fmean(values) for _, values in points], markersize=4, **style)
+            lows, highs = [min(values) for _, values in points], [max(values) for _, values in points]
+            axes.fill_between(spent, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
         _scale(axes, headline, 1.02)
+        if axis != "rounds":
+            axes.set(xlabel=title)
+            axes.xaxis.set_major_locator(MaxNLocator())
         _add_legend(axes, loc="lower right" if METRICS[headline].larger_is_better else "upper right")
 
     return draw_svg(draw)

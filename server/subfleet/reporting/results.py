@@ -19,6 +19,7 @@ from subfleet.journal.totals import count_outliers, sum_costs
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import explain_os_errors
 from subfleet.reporting.report import render_failure, render_report
+from subfleet.reporting.spending import list_reached, sum_spent
 from subfleet.reporting.texts import find_data_warnings
 from subfleet.settings.run_folder import write_summary
 
@@ -77,6 +78,10 @@ def _render(name: str, result: RunResult, record: dict[str, Any]) -> str:
 
 def build_summary(name: str, result: RunResult) -> dict[str, Any]:
     """The results of a run as plain data: metrics, costs, and its rounds with a row for each client."""
+    rounds = [
+        {**build_round_row(record), "clients": [_build_client_row(row) for row in record.clients]}
+        for record in result.rounds
+    ]
     return {
         "name": name,
         **select_fields(result, "run_id", "method", "method_status", "ended_early", "accuracy", "headline"),
@@ -92,10 +97,8 @@ def build_summary(name: str, result: RunResult) -> dict[str, Any]:
         "networks": [build_network_row(network) for network in result.networks],
         "costs": dataclasses.asdict(sum_costs(result)),
         "programs_from": dict(result.programs_from),
-        "rounds": [
-            {**build_round_row(record), "clients": [_build_client_row(row) for row in record.clients]}
-            for record in result.rounds
-        ],
+        "reached": list_reached(list(sum_spent(rounds, result.headline)), result.headline),
+        "rounds": rounds,
     }
 
 
