@@ -55,7 +55,7 @@ def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: E
     run = read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]", f"device={device}"))
     (record,) = run_batch_host(run, tmp_path, exports)["rounds"]
     rows = record["clients"]
-    assert {row["client_id"] for row in rows} == {device.id for device in read_run(name).fleet.devices}
+    assert len(rows) + sum(record["idle"].values()) == len(read_run(name).fleet.devices)
     aggregated = [row for row in rows if row["status"] == "aggregated"]
     assert len(aggregated) == (run.clients_per_round or 5)
     assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in aggregated)

@@ -162,8 +162,6 @@ def test_participation_is_the_fraction_of_the_due_clients() -> None:
         "aggregated": 4,
         "skipped: no submodel fits: the smallest needs 7 bytes of memory and the budget is 6": 2,
         "skipped: no submodel fits: the smallest needs 9 bytes of memory and the budget is 8": 1,
-        "skipped: the device is not available now": 1,
-        "skipped: it was not drawn for this round": 5,
         "refused: memory: the program needs 9 bytes, but 8 bytes are free for training now": 1,
         "missing: no answer came in time": 1,
     }
@@ -172,8 +170,10 @@ def test_participation_is_the_fraction_of_the_due_clients() -> None:
         for status, count in states.items()
         for _ in range(count)
     )
-    record = dataclasses.replace(ROUND, clients=rows)
-    assert (len(record.due), len(record.aggregated), record.participation) == (10, 4, 0.4)
+    idle = {"skipped: the device is not available now": 1, "skipped: it was not drawn for this round": 5}
+    record = dataclasses.replace(ROUND, clients=rows, idle=idle)
+    assert (record.due, record.not_drawn) == (10, 5)
+    assert (len(record.aggregated), record.participation) == (4, 0.4)
     assert record.left_out == (
         "3 skipped: memory; 1 missing: no answer came in time; 1 refused: memory; "
         "1 skipped: the device is not available now"
@@ -182,7 +182,7 @@ def test_participation_is_the_fraction_of_the_due_clients() -> None:
     alone = dataclasses.replace(ROUND, clients=(AGGREGATED,))
     assert describe_participation(alone) == "1 of 1 devices took part"
     assert compute_participation((record, alone)) == 5 / 11
-    assert compute_participation(()) == dataclasses.replace(ROUND, clients=rows[8:9]).participation == 0.0
+    assert compute_participation(()) == dataclasses.replace(ROUND, clients=(), idle=idle).participation == 0.0
 
 
 def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def attempt(context: RunContext, state: RunState, answers: Answers) -> RunState:
     if state.phase == "measure":
         state, _ = step(context, state, Tick(), now_s + context.config.deadlines.measure_s)
     for name, (reason, detail) in answers.items():
-        while state.phase == "train" and state.clients[name].stage == "preparing":
+        while state.phase == "train" and name in state.clients and state.clients[name].stage == "preparing":
             state, _ = step(context, state, prepared(context, state, name), now_s)
             refused = replace(refusal(context, state, name), reason=reason, detail=detail)
             state, _ = step(context, state, refused, now_s)

@@ -145,6 +145,24 @@ def test_departures_and_returns_are_reported_once_and_journaled(tmp_path: Path) 
     engine.dispose()
 
 
+def test_a_client_that_falls_silent_unheard_is_noticed_at_the_end_of_its_lease(tmp_path: Path) -> None:
+    """Only clients that were heard of are looked at each second; silence is no message."""
+    engine = open_database(tmp_path)
+    run_id = begin_run(engine, name="test", settings="{}", round_count=2)
+    context, (state, now_s) = replace(STRICT, run_id=run_id), begin_round(STRICT)
+    attendance = Attendance(context, Journal(engine, run_id))
+    lease_s = context.config.deadlines.lease_s
+    for second in range(1, int(lease_s) + 1):
+        assert list(attendance.check(state, now_s + second)) == []
+    state, _ = step(context, state, presence("bob", online=True), now_s + lease_s)
+    names = sorted(set(state.live.members) - {"bob"})
+    away = f"is away: no heartbeat for {lease_s + 1:.0f} s"
+    assert list(attendance.check(state, now_s + lease_s + 1)) == [f"client {name} {away}" for name in names]
+    later_s = now_s + 2 * lease_s + 1
+    assert list(attendance.check(state, later_s)) == [f"client bob {away}"]
+    engine.dispose()
+
+
 @pytest.mark.slow
 def test_a_server_reports_a_goodbye_and_goes_on_without_the_device(tmp_path: Path) -> None:
     deadlines = Deadlines(lease_s=5.0, measure_s=1e4, round_s=1e4, linger_s=0.0)

@@ -250,13 +250,13 @@ def test_missing_clients_are_described_briefly_the_most_frequent_reason_first() 
         for name, reason in reasons.items()
     }
     clients["done"] = ClientState(client_id="done", device="d", stage="done")
-    text = describe_missing(clients)
+    text = describe_missing(RunState(clients=clients))
     assert text.startswith("c0, c7 skipped: reason 0 xxx")
     assert text.endswith("; 3 more for other reasons")
     assert "done" not in text
     assert len(text) < 1000
     many = {name: ClientState(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
-    assert describe_missing(many) == "a, b, c and 3 more missing: late"
+    assert describe_missing(RunState(clients=many)) == "a, b, c and 3 more missing: late"
 
 
 @pytest.mark.slow

@@ -296,7 +296,6 @@ def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -
     [
         (Behaviour(runtimes=("tflite",)), "skipped: it runs tflite"),
         (Behaviour(input_shape=(7,)), "skipped: its samples have shape (7,), but the model takes (6,)"),
-        (Behaviour(reading=lambda _: Reading(available=False)), "skipped: the device is not available now"),
     ],
 )
 def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Behaviour, reason: str) -> None:
@@ -304,6 +303,15 @@ def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Be
     rows = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
     assert rows["dot"].startswith(reason)
     assert rows["ada"] == "aggregated"
+
+
+def test_a_device_that_is_not_available_is_counted(tmp_path: Path) -> None:
+    away = Behaviour(reading=lambda _: Reading(available=False))
+    world = finish(World(tmp_path, config(rounds=1, deploy_targets=()), {**fleet(), "dot": away}))
+    (record,) = world.server.result().rounds
+    assert record.idle == {"skipped: the device is not available now": 1}
+    assert record.left_out == "1 skipped: the device is not available now"
+    assert (len(record.clients), record.due, record.not_drawn) == (3, 4, 0)
 
 
 def test_a_failed_export_affects_only_its_devices(tmp_path: Path) -> None:

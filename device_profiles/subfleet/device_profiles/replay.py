@@ -21,6 +21,8 @@ class ReplayedLog:
         start: the row that takes the place of the first one, counted from 0.
     """
 
+    __slots__ = ("_start_s", "_times_s", "log", "period_s")
+
     def __init__(self, log: ResourceLog, start: int = 0) -> None:
         self.log = log
         first_s = log.rows[0].t_s
@@ -28,6 +30,13 @@ class ReplayedLog:
         self._start_s = self._times_s[start]
         last_step_s = self._times_s[-1] - self._times_s[-2] if len(self._times_s) > 1 else 0.0
         self.period_s = self._times_s[-1] + last_step_s
+
+    def started_at(self, start: int) -> "ReplayedLog":
+        """The same log with another first row; both share its times."""
+        other: ReplayedLog = ReplayedLog.__new__(ReplayedLog)
+        other.log, other.period_s, other._times_s = self.log, self.period_s, self._times_s
+        other._start_s = self._times_s[start]
+        return other
 
     def read(self, log_time_s: float) -> Reading:
         """Read the log at a time of 0 or more; times beyond the period wrap around.

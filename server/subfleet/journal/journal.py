@@ -188,7 +188,7 @@ class Journal:
         clients = () if after.clients is before.clients or after.phase == "search" else after.clients.items()
         changed = [client for name, client in clients if client is not before.clients.get(name)]
         same = after.round == before.round > after.aggregated_round
-        emptied = same and not before.clients.keys() <= after.clients.keys()
+        emptied = same and bool(before.clients or before.idle) and not (after.clients or after.idle)
         round_key, work = _join_key(after.round), _name_work(after.phase)
         written = []
         if record is not None:

@@ -17,6 +17,7 @@ from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 __all__ = ["ClientRow", "RoundRecord", "RunObserver"]
 
 _FLOAT_BYTES = 4
+_NOT_DRAWN = f"skipped: {NOT_DRAWN}"
 _BESIDE = ("accuracy", "r2")
 """Metrics that are shown beside another headline."""
 
@@ -135,11 +136,6 @@ class ClientRow:
         )
 
     @property
-    def due(self) -> bool:
-        """Whether it was selected for the round."""
-        return self.status != f"skipped: {NOT_DRAWN}"
-
-    @property
     def why_left_out(self) -> str:
         """Why it was left out, in a few words that other clients share; empty if it was aggregated."""
         stage, _, reason = self.status.partition(": ")
@@ -152,9 +148,11 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A finished round: the quality of the model on the evaluation data, and a row per client.
+    """A finished round: the quality of the model on the evaluation data, and a row for each client with a part in it.
 
     Attributes:
+        idle: the numbers of further clients that were present, by why they had nothing to do: they were not drawn, or
+            not available.
         accuracy: fraction of correctly predicted labels; None if the task has no accuracy.
         loss: mean of the plain objective over the labels.
         seconds: from its announcement until its model was evaluated; None if not measured.
@@ -175,6 +173,7 @@ class RoundRecord:
     seconds: float | None
     log_time_s: float | None
     clients: tuple[ClientRow, ...]
+    idle: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     programs_written: int = 0
     calibrated: bool = False
     failed_attempts: int = 0
@@ -219,9 +218,14 @@ class RoundRecord:
         return replace(self, seconds=None, clients=rows)
 
     @property
-    def due(self) -> tuple[ClientRow, ...]:
-        """The clients that were selected."""
-        return tuple(row for row in self.clients if row.due)
+    def due(self) -> int:
+        """The number of clients that should have taken part: all that were not left out by drawing others."""
+        return len(self.clients) + sum(self.idle.values()) - self.not_drawn
+
+    @property
+    def not_drawn(self) -> int:
+        """The number of clients that could have taken part, but were not drawn."""
+        return self.idle.get(_NOT_DRAWN, 0)
 
     @property
     def aggregated(self) -> tuple[ClientRow, ...]:
@@ -230,21 +234,22 @@ class RoundRecord:
 
     @property
     def participation(self) -> float:
-        """The fraction of selected clients that were aggregated, 0 to 1."""
+        """The fraction of due clients that were aggregated, 0 to 1."""
         return compute_participation((self,))
 
     @property
     def left_out(self) -> str:
         """Counts of the reasons of the others, such as "9 skipped: memory; 1 missing: no answer came"."""
-        counted = Counter(row.why_left_out for row in self.due if row.why_left_out)
+        counted = Counter(row.why_left_out for row in self.clients if row.why_left_out)
+        counted.update({why: count for why, count in self.idle.items() if why != _NOT_DRAWN})
         return "; ".join(
             f"{count} {why}" for why, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))
         )
 
 
 def compute_participation(rounds: Iterable[RoundRecord]) -> float:
-    """The fraction of selected clients that were aggregated, over all rounds; 0 without any."""
-    counts = [(len(record.aggregated), len(record.due)) for record in rounds]
+    """The fraction of due clients that were aggregated, over all rounds; 0 without any."""
+    counts = [(len(record.aggregated), record.due) for record in rounds]
     due = sum(count for _, count in counts)
     return sum(count for count, _ in counts) / due if due else 0.0
 

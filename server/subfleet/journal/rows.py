@@ -53,6 +53,7 @@ def build_round_record(context: RunContext, close: Close, traffic: Traffic) -> R
             _build_client_row(context, close, client, traffic, weights.get(client.client_id))
             for client in close.clients
         ),
+        idle=dict(close.idle),
         programs_written=close.exported,
         calibrated=context.config.calibrates(close.round),
         headline=context.config.training.objective.kind.headline,

@@ -6,7 +6,7 @@ from typing import Protocol
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.answers import Update
 from subfleet.protocol.messages import Ack, RoundInfo, Task
-from subfleet.rounds.signals import FromDevice
+from subfleet.rounds.signals import Arrival
 from subfleet.transport.blob_store import BlobStore
 
 
@@ -32,7 +32,7 @@ class Link(Protocol):
         """Disconnect."""
         ...
 
-    def receive(self, timeout_s: float) -> Iterator[FromDevice]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival]:
         """The messages of devices to the run: waits up to `timeout_s` seconds for the first, then yields all."""
         ...
 

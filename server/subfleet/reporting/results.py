@@ -79,7 +79,11 @@ def _render(name: str, result: RunResult, record: dict[str, Any]) -> str:
 def build_summary(name: str, result: RunResult) -> dict[str, Any]:
     """The results of a run as plain data: metrics, costs, and its rounds with a row for each client."""
     rounds = [
-        {**build_round_row(record), "clients": [_build_client_row(row) for row in record.clients]}
+        {
+            **build_round_row(record),
+            "idle": dict(record.idle),
+            "clients": [_build_client_row(row) for row in record.clients],
+        }
         for record in result.rounds
     ]
     return {
@@ -152,7 +156,7 @@ def build_round_row(record: RoundRecord) -> dict[str, Any]:
         "loss": record.loss,
         **record.metrics,
         **select_fields(record, "seconds", "log_time_s"),
-        "due": len(record.due),
+        **select_fields(record, "not_drawn", "due"),
         "aggregated": count,
         **select_fields(record, "participation", "left_out"),
         "submodels": len({row.architecture_id for row in aggregated}),

@@ -181,5 +181,5 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
 
 def describe_participation(record: RoundRecord) -> str:
     """How many devices took part in a round, and why the others did not."""
-    text = f"{len(record.aggregated)} of {len(record.due)} devices took part"
+    text = f"{len(record.aggregated)} of {record.due} devices took part"
     return f"{text} ({record.left_out})" if record.left_out else text

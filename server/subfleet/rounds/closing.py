@@ -46,14 +46,6 @@ _MOST_ATTEMPTS = 2
 """Attempts in which a device fails for a lasting reason before it is given up."""
 
 
-def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
-    """A client's state; skipped if an earlier update has excluded the client from this round."""
-    excluded = state.outliers.excluded.get(client.client_id)
-    if excluded is None or state.round > excluded.until_round:
-        return client
-    return replace(client, stage="skipped", reason=excluded.reason, outlier=excluded.reason)
-
-
 def begin_aggregation(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Aggregate the updates, with outliers scaled down, excluded or reported as the run is configured."""
     settings, sizes = context.config.outliers, _measure_changes(state, "done")
@@ -129,6 +121,7 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
         result=result,
         seconds=now_s - state.live.opened_s,
         clients=tuple(client for _, client in sorted(state.clients.items())),
+        idle={f"skipped: {reason}": len(names) for reason, names in state.idle.items()},
         exported=sum(known.run_attempt >= state.run_attempt - state.attempt for known in state.written.values()),
         run_attempt=state.run_attempt,
         failed_attempts=state.attempt,
@@ -136,9 +129,8 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
     )
     done = {client.client_id: client for client in _list_stage(state, "done")}
     state = replace(
-        state,
+        state.without_clients(),
         aggregated_round=state.round,
-        clients=MappingProxyType({}),
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(client.task.task_id for client in done.values() if client.task is not None),
         failed_attempts=replace(state.failed_attempts, waits_for=""),
@@ -176,7 +168,7 @@ def _fail_round(context: RunContext, state: RunState, now_s: float) -> Outcome:
         state = replace(state, outliers=replace(state.outliers, spoiled=count))
         return fail_attempt(context, state, now_s), ()
     failure = (
-        f"round {state.round} could not be aggregated in {count} attempts ({describe_missing(state.clients)}); lower "
+        f"round {state.round} could not be aggregated in {count} attempts ({describe_missing(state)}); lower "
         "the learning rate and begin a new run, or repair the devices and start the server again"
     )
     return replace(state, outliers=replace(state.outliers, spoiled=0)).fail(failure, now_s), ()
@@ -228,18 +220,18 @@ def _measure_change(client: ClientState) -> outliers.ChangeSize:
 def open_round(state: RunState, now_s: float) -> RunState:
     """Announce a round: the next one, or again one without an update or an answer."""
     again = state.round > state.aggregated_round
-    unanswered = again and not state.clients
+    unanswered = again and not (state.clients or state.idle)
     live = replace(
         state.live,
+        survey=None,
         # An attempt without an answer is announced again, but it began with its first announcement.
         opened_s=state.live.opened_s if unanswered else now_s,
         attempt_times=state.live.attempt_times if again else AttemptTimes(),
     )
     failed_attempts = state.failed_attempts if again else progress.FailedAttempts(lost=state.failed_attempts.lost)
     state = replace(
-        state,
+        state.without_clients(),
         round=state.aggregated_round + 1,
-        clients=MappingProxyType({}),
         failed_attempts=failed_attempts,
         live=live,
     )
@@ -251,10 +243,10 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     before, times = state.failed_attempts, state.live.attempt_times
     if times.since_s is None:
         times = AttemptTimes(since_s=now_s, since_attempt=state.run_attempt)
-    failing = _update_failing(before.failing, state.clients)
+    failing, reasons = _update_failing(before.failing, state), _list_reasons(state)
     # The first reason explains more than the reasons that follow from it.
-    first = {name: failure.first for name, failure in failing.items() if name in state.clients}
-    waits_for = _group_reasons({**_list_reasons(state.clients), **first})
+    first = {name: failure.first for name, failure in failing.items() if name in reasons}
+    waits_for = _group_reasons({**reasons, **first})
     failed_attempts = progress.FailedAttempts(
         count=before.count + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing
     )
@@ -276,18 +268,15 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     return state.fail(failure, now_s)
 
 
-def _update_failing(
-    before: Mapping[str, progress.Failing], clients: Mapping[str, ClientState]
-) -> Mapping[str, progress.Failing]:
-    """The clients that have failed in every attempt, after one more."""
-    updated = {name: _update_failure(before.get(name), client) for name, client in sorted(clients.items())}
-    failing = {name: failure for name, failure in updated.items() if failure is not None}
+def _update_failing(before: Mapping[str, progress.Failing], state: RunState) -> Mapping[str, progress.Failing]:
+    """The clients that have failed in every attempt, after one more; one that was not drawn was not tried."""
+    updated: dict[str, progress.Failing | None] = {name: before.get(name) for name in state.idle.get(NOT_DRAWN, ())}
+    updated |= {name: _update_failure(before.get(name), client) for name, client in state.clients.items()}
+    failing = {name: failure for name, failure in sorted(updated.items()) if failure is not None}
     return MappingProxyType(failing) if failing or before else before
 
 
 def _update_failure(before: progress.Failing | None, client: ClientState) -> progress.Failing | None:
-    if client.reason == NOT_DRAWN:  # it was not tried
-        return before
     if client.lasts == "passing" or client.stage not in ("refused", "skipped"):
         return None
     reason = f"{client.stage}: {client.reason}"
@@ -299,18 +288,22 @@ def _update_failure(before: progress.Failing | None, client: ClientState) -> pro
 def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
     """Whether every present device has failed for a lasting reason."""
     assigned = (name for name, client in state.clients.items() if client.stage != "missing")
-    there, failing = {*list_expected(context, state, now_s), *assigned}, state.failed_attempts.failing
+    there = {*list_expected(context, state, now_s), *assigned}.union(*state.idle.values())
+    failing = state.failed_attempts.failing
     is_over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
     return is_over and len(there) >= context.config.min_clients
 
 
-def describe_missing(clients: Mapping[str, ClientState]) -> str:
+def describe_missing(state: RunState) -> str:
     """The clients that did not take part and why, in a short text, the most frequent reasons first."""
-    return _group_reasons(_list_reasons(clients))
+    return _group_reasons(_list_reasons(state))
 
 
-def _list_reasons(clients: Mapping[str, ClientState]) -> dict[str, str]:
-    return {name: f"{client.stage}: {client.reason}" for name, client in clients.items() if client.stage != "done"}
+def _list_reasons(state: RunState) -> dict[str, str]:
+    """Why clients did not take part."""
+    idle = {name: f"skipped: {reason}" for reason, names in state.idle.items() for name in names}
+    clients = state.clients.items()
+    return idle | {name: f"{client.stage}: {client.reason}" for name, client in clients if client.stage != "done"}
 
 
 def _group_reasons(why: Mapping[str, str]) -> str:
@@ -356,9 +349,9 @@ def resume_state(context: RunContext, state: RunState) -> RunState:
         failed_attempts = replace(state.failed_attempts, failing=MappingProxyType({}))
         return replace(state, at=progress.Waiting(), failed_attempts=failed_attempts)
     if isinstance(state.at, progress.Searching):
-        return replace(state, clients=MappingProxyType({}))
+        return state.without_clients()
     if state.phase in ("deploy", "finished") and not is_over(context, state):
-        return replace(state, at=progress.Waiting(), clients=MappingProxyType({}))
+        return replace(state.without_clients(), at=progress.Waiting())
     return state
 
 

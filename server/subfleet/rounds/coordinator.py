@@ -7,7 +7,7 @@ performs the actions, so that every promise to a client survives a crash.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.exhaustive import never
@@ -15,17 +15,17 @@ from subfleet.protocol.messages import Presence, Profile, RoundInfo, Telemetry
 from subfleet.rounds import signals
 from subfleet.rounds.arrivals import apply_result
 from subfleet.rounds.assigning import answer_refusal, assign_client, describe_refusal, lower_budget, remember_disk
-from subfleet.rounds.awaiting import note_answer, record_answer
-from subfleet.rounds.closing import apply_exclusion, request_aggregation
+from subfleet.rounds.awaiting import record_answer
+from subfleet.rounds.closing import request_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
+from subfleet.rounds.judging import build_idle_notice, build_skip_notice, judge, list_skip_notices, reply
 from subfleet.rounds.live import Duty, FleetMember, Sweep
-from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
-from subfleet.rounds.networks import request_estimates
+from subfleet.rounds.measuring import receive_survey, receive_telemetry
+from subfleet.rounds.members import forget_strangers, holds_lease, mark_heard, record_departure, with_members
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
-from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
+from subfleet.rounds.offers import reply_to_declaration
 from subfleet.rounds.phases import advance
-from subfleet.rounds.sizing import assign_best, list_lacking, request_new
+from subfleet.rounds.sizing import assign_best, list_lacking
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.work import CheckRequest, ProgramRequest
@@ -113,7 +113,11 @@ def _handle(
         case Profile():
             outcome = _receive_profile(context, state, event, now_s)
         case Telemetry():
-            outcome = _receive_telemetry(context, state, cast("Sequence[Telemetry]", events), now_s)
+            outcome = receive_telemetry(context, state, cast("Sequence[Telemetry]", events), now_s)
+        case signals.Joined():
+            outcome = _receive_joined(state, event, now_s), ()
+        case signals.Surveyed():
+            outcome = receive_survey(context, state, event.survey)
         case Update() | Scores() | Refusal() | Evaluated() | Deployed():
             outcome = _receive_answer(context, state, event, now_s)
         case _:
@@ -147,21 +151,15 @@ def _receive_presence(context: RunContext, state: RunState, presence: Presence, 
         if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
         member = record_departure(member, presence, now_s)
-        return _with_members(state, {presence.client_id: member}), ()
+        return with_members(state, {presence.client_id: member}), ()
     started_anew = presence.session_id != member.session_id
-    member = _mark_heard(member, presence.session_id, now_s)
-    state = _with_members(state, {presence.client_id: member})
+    member = mark_heard(member, presence.session_id, now_s)
+    state = with_members(state, {presence.client_id: member})
     client = state.clients.get(presence.client_id)
     if started_anew and client is not None and client.stage in ("scoring", "out") and client.task is not None:
         # The ack of this task may have come from the earlier session, which has lost the task.
         return state, (signals.SendTask(task=client.task),)
-    return state, build_skip_notice(client)
-
-
-def _mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMember:
-    return replace(
-        member, session_id=session_id, heard_s=now_s, departure="", farewell="", silent_since=0, noted_s=now_s
-    )
+    return state, (*build_skip_notice(client), *build_idle_notice(state, presence.client_id))
 
 
 def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> signals.Outcome:
@@ -170,69 +168,22 @@ def _receive_profile(context: RunContext, state: RunState, profile: Profile, now
     answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
-    state = _with_members(
-        forget_refusals(state, profile.client_id), {profile.client_id: replace(member, noted_s=now_s)}
-    )
+    state = with_members(forget_refusals(state, profile.client_id), {profile.client_id: replace(member, noted_s=now_s)})
     swept = replace(state.live, swept=Sweep())  # now there may be too many members
     return replace(state, profiles=state.profiles.with_items({profile.client_id: profile}), live=swept), answer
 
 
-def _with_members(state: RunState, members: Mapping[str, FleetMember]) -> RunState:
-    live = state.live
-    swept = live.swept if all(name in live.members for name in members) else Sweep()  # there may be too many of them
-    return replace(state, live=replace(live, members=live.members.with_items(members), swept=swept))
-
-
-def _receive_telemetry(
-    context: RunContext, state: RunState, messages: Sequence[Telemetry], now_s: float
-) -> signals.Outcome:
-    """Apply telemetry, of all members together: in a large fleet it is most of what arrives."""
-    members, clients, actions = dict[str, FleetMember](), dict[str, ClientState](), list[signals.Action]()
-    for telemetry in messages:
-        name = telemetry.client_id
-        known = members.get(name) or state.live.members.get(name, FleetMember())
-        members[name] = _mark_heard(known, telemetry.session_id, now_s)
-        status, reason = _judge_telemetry(context, state, telemetry, clients)
-        if status == "accepted":
-            clients[name] = apply_exclusion(state, build_client(context, state, state.profiles[name], telemetry))
-            members[name] = note_answer(context, state, members[name], clients[name], "telemetry", now_s)
-        if status != "waiting":
-            actions.append(reply(name, telemetry.message_id, status, reason))
-    state = _with_members(state, members)
-    if not clients:
-        return state, tuple(actions)
-    state = state.with_clients(*clients.values())
-    for client in clients.values():
-        state = remember_network(state, client)
-    runtimes = dict.fromkeys(client.offer.runtime for client in clients.values() if client.stage == "answered")
-    estimates = (request for runtime in runtimes for request in request_estimates(context, state, runtime))
-    state, requests = request_new(state, estimates)
-    return state, (*actions, *requests)
-
-
-def _judge_telemetry(
-    context: RunContext, state: RunState, telemetry: Telemetry, new: Mapping[str, ClientState]
-) -> tuple[Literal["accepted", "duplicate", "refused", "waiting"], str]:
-    """The ack of a telemetry, and why; "waiting" for none: outside rounds, or before the profile has arrived.
-
-    Args:
-        context: of the run.
-        state: of the run.
-        telemetry: of a client.
-        new: the clients whose telemetry of this round has arrived together with it.
-    """
-    name = telemetry.client_id
-    if telemetry.round is None:
-        return "waiting", ""
-    if (telemetry.run_id, telemetry.round, telemetry.attempt) != (context.run_id, state.round, state.attempt):
-        return "refused", f"round {telemetry.round} of that run is not open"
-    client = new.get(name) or state.clients.get(name)
-    if client is not None and client.stage != "missing":
-        return "duplicate", ""
-    if state.phase != "measure":
-        return "refused", f"round {state.round} has started without this client"
-    # Until its profile arrives, the client repeats the telemetry: it is not acknowledged.
-    return ("accepted" if name in state.profiles else "waiting"), ""
+def _receive_joined(state: RunState, joined: signals.Joined, now_s: float) -> RunState:
+    """Clients that have appeared together, and hear what their profiles lead to by other means."""
+    members = state.live.members
+    heard = {
+        profile.client_id: mark_heard(members.get(profile.client_id, FleetMember()), profile.session_id, now_s)
+        for profile in joined.profiles
+    }
+    profiles = {profile.client_id: profile for profile in joined.profiles}
+    for name in profiles.keys() & state.profiles.keys():
+        state = forget_refusals(state, name)
+    return replace(with_members(state, heard), profiles=state.profiles.with_items(profiles))
 
 
 def _receive_answer(context: RunContext, state: RunState, answer: Answer, now_s: float) -> signals.Outcome:

@@ -1,7 +1,7 @@
 """Judges the messages of devices, and tells devices that get no task. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -148,9 +148,26 @@ def build_skip_notice(client: ClientState | None) -> tuple[Reply, ...]:
     """Tells a client why it was skipped; nothing if it takes part, or has sent no telemetry."""
     if client is None or client.stage != "skipped" or not client.offer.telemetry_id:
         return ()
-    telemetry_id = client.offer.telemetry_id
-    ack = Ack(of=telemetry_id, status="accepted", reason=client.reason, message_id=f"skipped/{telemetry_id}")
-    return (Reply(client_id=client.client_id, ack=ack),)
+    return (_notify(client.client_id, client.offer.telemetry_id, client.reason),)
+
+
+def build_idle_notice(state: RunState, client_id: str) -> tuple[Reply, ...]:
+    """Tells a client why it is idle; nothing if it is not."""
+    found = ((names.get(client_id), reason) for reason, names in state.idle.items())
+    return tuple(_notify(client_id, telemetry_id, reason) for telemetry_id, reason in found if telemetry_id)
+
+
+def list_idle_notices(state: RunState, told: Container[str] = ()) -> Iterator[Reply]:
+    """Tells clients why they are idle, except those that were told before."""
+    for reason, names in state.idle.items():
+        for name, telemetry_id in names.items():
+            if telemetry_id and name not in told:
+                yield _notify(name, telemetry_id, reason)
+
+
+def _notify(client_id: str, telemetry_id: str, reason: str) -> Reply:
+    ack = Ack(of=telemetry_id, status="accepted", reason=reason, message_id=f"skipped/{telemetry_id}")
+    return Reply(client_id=client_id, ack=ack)
 
 
 def list_skip_notices(before: RunState, after: RunState) -> tuple[Reply, ...]:
@@ -158,4 +175,8 @@ def list_skip_notices(before: RunState, after: RunState) -> tuple[Reply, ...]:
     if after.clients is before.clients:
         return ()
     new = (client for name, client in after.clients.items() if client is not before.clients.get(name))
-    return tuple(notice for client in new for notice in build_skip_notice(client))
+    notices = [notice for client in new for notice in build_skip_notice(client)]
+    if after.idle is not before.idle:
+        told = {name for name, client in before.clients.items() if client.stage == "skipped"}
+        notices += list_idle_notices(after, told)
+    return tuple(notices)

@@ -16,8 +16,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
+from subfleet.protocol.messages import Profile, Telemetry
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
@@ -124,11 +125,48 @@ class Sweep:
 
     Attributes:
         until_s: the monotonic time until which none of them has been silent for too long.
+        crowded: whether there would be too many of them, were it not for those with a part in the round.
         clients: round attempt and phase at that time; a client with a client state is not forgotten.
     """
 
     until_s: float = -math.inf
+    crowded: bool = False
     clients: tuple[int, str] = (0, "")
+
+
+class Survey(Protocol):
+    """The telemetry of many clients for one round, which is read only where a decision needs it.
+
+    Only clients that are there until they say otherwise answer in a survey: it says nothing new about their presence.
+
+    Attributes:
+        run_id: the run that it is for; round and attempt are those of the announcement that it answers.
+        names: the clients that have answered.
+        away: those of them that are not available now.
+    """
+
+    run_id: str
+    round: int
+    attempt: int
+    names: frozenset[str]
+    away: frozenset[str]
+
+    def read(self, client_id: str) -> Telemetry:
+        """The telemetry of one of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suitability:
+    """The clients whose profiles suit the run.
+
+    Attributes:
+        profiles: those that were judged.
+        runtimes: by program target, the clients that run it and that suit the run.
+    """
+
+    profiles: PersistentMap[Profile] = field(default_factory=PersistentMap)
+    runtimes: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +244,8 @@ class LiveState:
         scores: the scores of the generation that devices are scoring; None if they score none.
         requested: the shared requests that are open.
         begun_attempt: the attempt in which the run's first networks were chosen.
+        survey: the telemetry of the open round that has not been read yet.
+        suitability: of the clients that answer in surveys.
     """
 
     members: PersistentMap[FleetMember] = field(default_factory=PersistentMap)
@@ -219,3 +259,5 @@ class LiveState:
     scores: GenerationScores | None = None
     requested: frozenset[Requested] = frozenset()
     begun_attempt: int = 0
+    survey: Survey | None = None
+    suitability: Suitability = field(default_factory=Suitability)

@@ -4,7 +4,7 @@ A client is away for a reason, which also decides whether a round waits for it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -26,6 +26,20 @@ SILENT_SINCE = "it has been silent since round"
 def holds_lease(context: RunContext, member: FleetMember, now_s: float) -> bool:
     """Whether the last sign of life of a client is recent."""
     return member.heard_s is not None and now_s - member.heard_s <= context.config.deadlines.lease_s
+
+
+def mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMember:
+    """The member after a sign of life."""
+    return replace(
+        member, session_id=session_id, heard_s=now_s, departure="", farewell="", silent_since=0, noted_s=now_s
+    )
+
+
+def with_members(state: RunState, members: Mapping[str, FleetMember]) -> RunState:
+    """The state with these members added or replaced."""
+    live = state.live
+    swept = live.swept if all(name in live.members for name in members) else Sweep()  # there may be too many of them
+    return replace(state, live=replace(live, members=live.members.with_items(members), swept=swept))
 
 
 def record_departure(member: FleetMember, presence: Presence, now_s: float) -> FleetMember:
@@ -60,8 +74,8 @@ def explain_away(context: RunContext, member: FleetMember, now_s: float) -> str:
     return f"no heartbeat for {now_s - member.heard_s:.0f} s"
 
 
-def list_expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
-    """The clients that the run waits for, in no order.
+def list_expected(context: RunContext, state: RunState, now_s: float, answered: Container[str] = ()) -> Iterator[str]:
+    """The clients that the run waits for, in no order, without those that have answered.
 
     These are the clients with a lease; in a strict run all that were ever heard, since a client that was killed and
     restarts takes part as before. The run does not wait for clients that have left, see `has_left`, nor for those that
@@ -69,24 +83,26 @@ def list_expected(context: RunContext, state: RunState, now_s: float) -> Iterato
     """
     strict = context.config.strict
     for name, member in state.live.members.items():
-        if name not in state.profiles or member.silent_since or has_left(context, member, now_s):
+        if name in answered or member.silent_since or has_left(context, member, now_s):
             continue
-        if strict or holds_lease(context, member, now_s):
+        if (strict or holds_lease(context, member, now_s)) and name in state.profiles:
             yield name
 
 
-def list_silent_members(state: RunState) -> tuple[str, ...]:
-    """The clients of the run that have not left and have no client state in the open round.
+def list_silent_members(state: RunState, answered: Container[str]) -> tuple[str, ...]:
+    """The clients of the run that have not left and have not answered in the open round.
 
     A client belongs to the run if it was heard by this server or took part before; a profile alone is not enough.
     """
     return tuple(
-        name
-        for name, member in sorted(state.live.members.items())
-        if name not in state.clients
-        and name in state.profiles
-        and not member.departure
-        and (member.session_id or name in state.last)
+        sorted(
+            name
+            for name, member in state.live.members.items()
+            if name not in answered
+            and name in state.profiles
+            and not member.departure
+            and (member.session_id or name in state.last)
+        )
     )
 
 
@@ -94,10 +110,11 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
     """Forget clients that never took part, if they are silent for too long or too many.
 
     A forgotten client that comes back is new. Members are checked only when one may have to be forgotten: if members
-    are new, client states have changed, or one may have been silent for too long.
+    are new, one may have been silent for too long, or client states have changed and there are too many.
     """
-    live, profiles = state.live, state.profiles
-    if now_s <= live.swept.until_s and live.swept.clients == (state.run_attempt, state.phase):
+    live, profiles, swept = state.live, state.profiles, state.live.swept
+    same = swept.clients == (state.run_attempt, state.phase)
+    if now_s <= swept.until_s and (same or not swept.crowded):
         return state
     deadlines = context.config.deadlines
 
@@ -105,10 +122,9 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
         return live.members[name].noted_s + (deadlines.forget_s if name in profiles else deadlines.lease_s)
 
     # A client that is missing has no part in the round.
-    assigned = {name for name, client in state.clients.items() if client.stage != "missing"}
-    strangers = {
-        name: member for name, member in live.members.items() if name not in state.last and name not in assigned
-    }
+    assigned = {name for name, client in state.clients.items() if client.stage != "missing"}.union(*state.idle.values())
+    unknown = {name: member for name, member in live.members.items() if name not in state.last}
+    strangers = {name: member for name, member in unknown.items() if name not in assigned}
     forgotten = {name for name in strangers if now_s > expires_s(name)}
     count = len(strangers) - len(forgotten)
     values = sum(_count_values(profiles.get(name)) for name in strangers if name not in forgotten)
@@ -119,9 +135,10 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
             if name not in forgotten:
                 forgotten.add(name)
                 count, values = count - 1, values - _count_values(profiles.get(name))
-    members = live.members.without(forgotten)
-    until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
-    swept = Sweep(until_s=until_s, clients=(state.run_attempt, state.phase))
+    members, left = live.members.without(forgotten), unknown.keys() - forgotten
+    until_s = min(map(expires_s, left), default=math.inf)
+    crowded = len(left) > MOST_STRANGERS or sum(_count_values(profiles.get(name)) for name in left) > MOST_VALUES
+    swept = Sweep(until_s=until_s, crowded=crowded, clients=(state.run_attempt, state.phase))
     return replace(state, profiles=profiles.without(forgotten), live=replace(live, members=members, swept=swept))
 
 

@@ -26,6 +26,8 @@ from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
 
 MOST_CHARACTERS = 400  # of a reason in tables and logs
+NOT_AVAILABLE = "the device is not available now"
+"""Why a client that could take part was skipped."""
 
 
 def build_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
@@ -39,13 +41,13 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
-    class_counts, odd_classes = count_classes(context.config, profile)
+    class_counts, _ = count_classes(context.config, profile)
     client = ClientState(
         client_id=profile.client_id,
         device=profile.device,
         stage="answered",
         offer=Offer(
-            runtime=next((name for name in profile.runtimes if name in context.config.targets), ""),
+            runtime=find_runtime(context, profile),
             packing_width=profile.packing_width,
             macs_per_s=profile.macs_per_s,
             budget=_build_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
@@ -58,13 +60,7 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
             data_warning=find_scale_warning(context, profile),
         ),
     )
-    reason = find_samples_problem(context.config, profile)
-    if not reason and not client.offer.runtime:
-        runtimes, targets = ", ".join(profile.runtimes), ", ".join(context.config.targets)
-        reason = f"it runs {runtimes}, but the run has programs for {targets}"
-    reason = reason or odd_classes
-    if context.config.data.check == "refuse":
-        reason = reason or client.offer.data_warning
+    reason = find_profile_problem(context, profile)
     if context.roles.assigner.declarations:
         declared = judge_declaration(context, profile, state.brought.get(profile.client_id, ()))
         client = replace(client, offer=replace(client.offer, architecture=declared.size, brought=declared.network))
@@ -72,8 +68,25 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
     if reason:  # as long as its profile does not change
         return replace(client, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
     if not telemetry.reading.available:
-        return replace(client, stage="skipped", reason="the device is not available now")
+        return replace(client, stage="skipped", reason=NOT_AVAILABLE)
     return client
+
+
+def find_runtime(context: RunContext, profile: Profile) -> str:
+    """The program target of the run that a client prefers; empty if it runs none."""
+    return next((name for name in profile.runtimes if name in context.config.targets), "")
+
+
+def find_profile_problem(context: RunContext, profile: Profile) -> str:
+    """Why a client cannot take part with this profile, whatever it declares; empty if it can."""
+    reason = find_samples_problem(context.config, profile)
+    if not reason and not find_runtime(context, profile):
+        runtimes, targets = ", ".join(profile.runtimes), ", ".join(context.config.targets)
+        reason = f"it runs {runtimes}, but the run has programs for {targets}"
+    reason = reason or count_classes(context.config, profile)[1]
+    if context.config.data.check == "refuse":
+        reason = reason or find_scale_warning(context, profile)
+    return reason
 
 
 def _build_budget(

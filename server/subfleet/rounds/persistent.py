@@ -18,6 +18,8 @@ V = TypeVar("V")
 _BITS = 6
 _WIDTH = 1 << _BITS
 _NO_LEAVES = ((),) * _WIDTH
+_MANY = 256
+"""With more new entries than this, most leaves change, and the copy is built at once."""
 
 Leaf = tuple[tuple[str, V], ...]
 Branch = tuple[Leaf[V], ...]
@@ -40,9 +42,11 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         leaves: defaultdict[tuple[int, int], list[tuple[str, V]]] = defaultdict(list)
         for key, value in (items or {}).items():
             leaves[_locate(key)].append((key, value))
-        used = {high for high, _ in leaves}
+        used, empty = {high for high, _ in leaves}, list[tuple[str, V]]()
         self.root: tuple[Branch[V], ...] = tuple(
-            tuple(tuple(sorted(leaves[high, low], key=itemgetter(0))) for low in range(_WIDTH)) if high in used else ()
+            tuple(tuple(sorted(leaves.get((high, low), empty), key=itemgetter(0))) for low in range(_WIDTH))
+            if high in used
+            else ()
             for high in range(_WIDTH)
         )
         self._count = len(items or {})
@@ -74,6 +78,8 @@ class PersistentMap(Mapping[str, V], Generic[V]):
 
     def with_items(self, items: Mapping[str, V]) -> "PersistentMap[V]":
         """A copy with these entries added or replaced."""
+        if len(items) > max(_MANY, self._count // _WIDTH):
+            return PersistentMap({**dict(self.items()), **items})
         after = self
         for key, value in items.items():
             after = after._with_entry(key, ((key, value),))

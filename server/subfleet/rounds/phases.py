@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import islice
 from types import MappingProxyType
 
 from subfleet.rounds import awaiting, progress
 from subfleet.rounds.closing import begin_aggregation, fail_attempt, is_over, open_round
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.evaluating import advance_evaluation
-from subfleet.rounds.judging import build_skip_notice
+from subfleet.rounds.judging import build_skip_notice, list_idle_notices
+from subfleet.rounds.measuring import list_answered, list_away, list_unread, read_survey
 from subfleet.rounds.members import SILENT_SINCE, holds_lease, list_expected, list_silent_members
 from subfleet.rounds.networks import find_standing, has_awaited_programs, request_networks
+from subfleet.rounds.offers import NOT_AVAILABLE
 from subfleet.rounds.searching import advance_search, is_search_due
 from subfleet.rounds.selection import NOT_DRAWN, select_clients
 from subfleet.rounds.signals import Action, GoOn, Outcome
@@ -42,15 +45,17 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if is_over(context, state):
         return _open_deploy(context, state, now_s)
     # A strict run waits for clients that went away, but does not count them to begin a round.
-    there = sum(holds_lease(context, state.live.members[name], now_s) for name in list_expected(context, state, now_s))
-    if there >= context.config.min_clients:
+    members, least = state.live.members, context.config.min_clients
+    present = (name for name in list_expected(context, state, now_s) if holds_lease(context, members[name], now_s))
+    there = sum(1 for _ in islice(present, least))
+    if there >= least:
         again, pause_s = state.round > state.aggregated_round, state.live.attempt_times.pause_s
         paused = again and now_s - state.live.entered_s < pause_s
         return (state if paused else open_round(state, now_s)), ()
     if now_s - state.live.entered_s < context.config.deadlines.join_s:
         return state, ()
     failure = (
-        f"only {there} of {context.config.min_clients} clients were present after "
+        f"only {there} of {least} clients were present after "
         f"{context.config.deadlines.join_s:g} s; start more clients or lower min_clients"
     )
     return state.fail(failure, now_s), ()
@@ -59,10 +64,13 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
 def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Outcome:
     limit_s, waited_s = awaiting.get_limit_s(context, "telemetry"), now_s - state.live.entered_s
     late = waited_s >= limit_s
-    absent = [name for name in list_expected(context, state, now_s) if name not in state.clients]
+    answered = list_answered(state)
+    if not late and not answered:
+        return state, ()
+    absent = [*list_expected(context, state, now_s, answered)]
     known = [awaiting.get_punctuality(state, name, "telemetry") for name in absent]
-    there = len(state.clients) + sum(not punctuality.awaited for punctuality in known)
-    few = not state.clients or there < context.config.min_clients
+    there = len(answered) + sum(not punctuality.awaited for punctuality in known)
+    few = there < context.config.min_clients
     awaited = (punctuality.patience_s(limit_s) for punctuality in known if punctuality.awaited)
     if not late and (few or any(waited_s < patience_s for patience_s in awaited)):
         return state, ()
@@ -72,13 +80,13 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
         state, _ = awaiting.close_clients(state, dict.fromkeys(_list_open(state), awaiting.NO_SIZE))
         return fail_attempt(context, state, now_s), ()
     missed = sorted(absent)
-    silent = [name for name in list_silent_members(state) if name not in missed]
+    silent = [name for name in list_silent_members(state, answered) if name not in missed]
     reasons = {name: awaiting.explain_missing(context, state, name, "telemetry", now_s, late) for name in missed}
     members = state.live.members
     since = {name: members[name].silent_since or state.round for name in (*missed, *silent)}
     members = members.with_items({name: replace(members[name], silent_since=number) for name, number in since.items()})
     state = replace(state, live=replace(state.live, members=members))
-    if not state.clients:
+    if not answered:
         return _announce_again(context, state, now_s)
     state = awaiting.record_missing(state, missed, "telemetry")
     reasons |= {name: f"{SILENT_SINCE} {since[name]}" for name in silent}
@@ -101,11 +109,23 @@ def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outco
 
 
 def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Skip the clients that were not selected; the others are given sizes during the phase."""
+    """Select clients, which are given sizes during the phase; others that could take part are idle."""
     state, drawn = select_clients(context, state)
-    undrawn = (client for name, client in state.clients.items() if client.stage == "answered" and name not in drawn)
-    state = state.with_clients(*(replace(client, stage="skipped", reason=NOT_DRAWN) for client in undrawn))
-    state = replace(state, clients=MappingProxyType(dict(sorted(state.clients.items()))))
+    undrawn, away = dict.fromkeys(list_unread(state) - drawn, ""), dict.fromkeys(list_away(state), "")
+    for name, client in state.clients.items():
+        if client.stage == "answered" and name not in drawn:
+            undrawn[name] = client.offer.telemetry_id
+        elif client.stage == "skipped" and client.reason == NOT_AVAILABLE:
+            away[name] = client.offer.telemetry_id
+    new = read_survey(context, state, state.live.survey, drawn - state.clients.keys())
+    busy = {name: client for name, client in state.clients.items() if name not in undrawn and name not in away}
+    idle = {NOT_DRAWN: undrawn, NOT_AVAILABLE: away}
+    state = replace(
+        state,
+        clients=MappingProxyType(dict(sorted({**busy, **new}.items()))),
+        idle=MappingProxyType({reason: MappingProxyType(names) for reason, names in idle.items() if names}),
+        live=replace(state.live, survey=None),
+    )
     return state.enter(progress.Training(), now_s), ()
 
 
@@ -121,6 +141,7 @@ def _advance_training(context: RunContext, state: RunState, now_s: float) -> Out
     if not any(client.stage == "done" for client in state.clients.values()):
         # If the next attempt begins at once, later steps do not notify these clients.
         notices = [notice for client in state.clients.values() for notice in build_skip_notice(client)]
+        notices += list_idle_notices(state)
         return fail_attempt(context, state, now_s), (*first, *actions, *notices)
     state, last = begin_aggregation(context, state, now_s)
     return state, (*first, *actions, *last)
@@ -133,7 +154,7 @@ def _list_open(state: RunState) -> Iterator[str]:
 def _open_deploy(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if not context.config.deploy_targets or not state.last:
         return state.enter(progress.Finished(), now_s), ()
-    return replace(state, clients=MappingProxyType({})).enter(progress.Deploying(), now_s), ()
+    return state.without_clients().enter(progress.Deploying(), now_s), ()
 
 
 def _build_deploy_client(context: RunContext, state: RunState, last: ClientState) -> ClientState:

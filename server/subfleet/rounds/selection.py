@@ -12,8 +12,9 @@ from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionCont
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
+from subfleet.rounds.live import PUNCTUAL
+from subfleet.rounds.measuring import list_unread
 from subfleet.rounds.networks import estimate_size, list_networks, map_networks
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
@@ -32,12 +33,13 @@ def select_clients(context: RunContext, state: RunState) -> tuple[RunState, froz
     wait for, are drawn in addition to the selected clients, at most as many; the method selects among them only if no
     other client can take part.
     """
-    able = tuple(client for _, client in sorted(state.clients.items()) if client.stage == "answered")
-    names = (client.client_id for client in able)
-    extras = frozenset(name for name in names if get_punctuality(state, name, "training").extra)
+    answered = frozenset(name for name, client in state.clients.items() if client.stage == "answered")
+    able = answered | list_unread(state)
+    tried = ((name, member.punctuality) for name, member in state.live.members.items() if member.punctuality)
+    extras = able.intersection(name for name, known in tried if known.get("training", PUNCTUAL).extra)
     if not extras or len(extras) == len(able) or context.config.calibrates(state.round):
         return _choose(context, state, able)
-    state, chosen = _choose(context, state, tuple(client for client in able if client.client_id not in extras))
+    state, chosen = _choose(context, state, able - extras)
     return state, chosen | _draw_at_random(context, state, extras)
 
 
@@ -47,13 +49,13 @@ def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str])
     return frozenset(draw_at_random(names, count, seed=config.seed, round_number=state.round, attempt=attempt))
 
 
-def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
-    names = frozenset(client.client_id for client in able)
+def _choose(context: RunContext, state: RunState, names: frozenset[str]) -> tuple[RunState, frozenset[str]]:
     config, select = context.config, context.roles.selector.select
-    if not able or config.calibrates(state.round):
+    if not names or config.calibrates(state.round):
         return state, names
     if select is select_at_random:  # it needs no facts about the clients
         return state, _draw_at_random(context, state, names)
+    able = [state.clients[name] for name in sorted(names)]
     estimate = _cache_estimates(context, state.lineages)
     training = context.training(state.round)
     selection = select(

@@ -3,6 +3,7 @@
 Every action may be performed twice.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from subfleet.methods.run_networks import Generation
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Ack, Presence, Profile, Task, Telemetry
 from subfleet.rounds import work
-from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.live import GenerationScores, Survey
 from subfleet.rounds.state import ClientState, RunState
 
 
@@ -83,6 +84,7 @@ class Close:
     Attributes:
         result: the result of its aggregation.
         seconds: from its announcement until it was closed.
+        idle: numbers of further clients that had nothing to do, by the reason.
         exported: programs that were written in it.
         run_attempt: number of this attempt, counted over the whole run.
         failed_attempts: attempts of the round that aggregated nothing.
@@ -93,6 +95,7 @@ class Close:
     result: work.AggregatedRound
     seconds: float
     clients: tuple[ClientState, ...]
+    idle: Mapping[str, int]
     exported: int = 0
     run_attempt: int = 0
     failed_attempts: int = 0
@@ -169,13 +172,31 @@ FromDevice = Presence | Profile | Telemetry | Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Clients have appeared together: what their presence and profiles say."""
+
+    profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """Clients have answered an announcement together."""
+
+    survey: Survey
+
+
+Arrival = FromDevice | Joined | Surveyed
+"""What comes from devices: from one of them, or from a fleet in the server's process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Messages that have arrived together, in order. The state moves on once they have all been applied."""
+    """What has arrived together, in order. The state moves on once all of it has been applied."""
 
-    messages: tuple[FromDevice, ...]
+    messages: tuple[Arrival, ...]
 
 
-SingleEvent = FromDevice | Tick | RequestDone | RequestFailed
+SingleEvent = Arrival | Tick | RequestDone | RequestFailed
 Event = SingleEvent | Messages
 
 Outcome = tuple[RunState, tuple[Action, ...]]

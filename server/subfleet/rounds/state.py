@@ -16,13 +16,15 @@ A round that calibrates norms (`config.calibrates`) has the same phases; its tas
 
 The state of a client in a round:
 
-    answered  --> preparing  a submodel was chosen            (skipped: none fits, not available, ...)
+    answered  --> preparing  a submodel was chosen            (skipped: none fits, its data do not suit the run, ...)
     answered  --> scoring    the client scores proposed candidates on its own data
     scoring   --> preparing  the best candidate, or without scores the largest that fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
     done      --> refused    its update is left out (suspect: the model has diverged, see `closing`)
     out       --> preparing  the client refused its task, and a smaller one may do, see `obstacles`
+
+When the training begins, clients that were not drawn or are not available give up their states: they are idle.
 
 Cost estimates and the method's search may be computed beside the loop before sizes are chosen. Until their results are
 there, client states stay answered; then a few clients are given sizes in each step.
@@ -245,6 +247,8 @@ class RunState:
         at: the phase.
         profiles: the profile of each client of the fleet.
         clients: client states of the open round, or of the deploy phase; while the run waits, of the last attempt.
+        idle: the clients that have answered in that round and have no client state, because nothing is to be done with
+            them: by reason, and by client id the id of its telemetry, or an empty text if nobody needs to be told.
         failed_attempts: the attempts that aggregated nothing.
         last: each client's state in the last round that aggregated its update; its own model follows from it.
         pool: sizes that the method's search has found so far, in the order in which they were found.
@@ -271,6 +275,7 @@ class RunState:
     at: Phase = field(default_factory=Waiting)
     profiles: PersistentMap[Profile] = field(default_factory=PersistentMap)
     clients: Mapping[str, ClientState] = field(default_factory=lambda: MappingProxyType({}))
+    idle: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     last: Mapping[str, ClientState] = field(default_factory=lambda: MappingProxyType({}))
     pool: tuple[FoundSize, ...] = ()
     explored_attempt: int = 0
@@ -318,6 +323,10 @@ class RunState:
         return replace(
             self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
         )
+
+    def without_clients(self) -> "RunState":
+        """The state without any client state."""
+        return replace(self, clients=MappingProxyType({}), idle=MappingProxyType({}))
 
     def enter(self, phase: Phase, now_s: float) -> "RunState":
         """The state at the beginning of a phase."""

@@ -1,13 +1,15 @@
 """Tracks which clients of a run are away, and why."""
 
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from subfleet.journal.base import AbsenceRecord, RunJournal
 from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import Duty
+from subfleet.rounds.live import Duty, FleetMember
 from subfleet.rounds.members import explain_away
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
 
 _EVERY_S = 1.0
@@ -16,7 +18,9 @@ _REPORTED = ("goodbye", "will", "silent")
 a task is there."""
 
 
-def list_absences(context: RunContext, state: RunState, now_s: float, now: float) -> Iterator[AbsenceRecord]:
+def list_absences(
+    context: RunContext, state: RunState, now_s: float, now: float, names: Iterable[str] | None = None
+) -> Iterator[AbsenceRecord]:
     """The clients of the run that are away, or have refused their task in the open round, sorted.
 
     Args:
@@ -24,9 +28,12 @@ def list_absences(context: RunContext, state: RunState, now_s: float, now: float
         state: of the run.
         now_s: monotonic time.
         now: the same as POSIX time.
+        names: the clients that may be away; None means all.
     """
-    for name, member in sorted(state.live.members.items()):
-        if name not in state.profiles or not (member.session_id or name in state.last):
+    members = state.live.members
+    names = members if names is None else names
+    for name, member in ((name, members[name]) for name in sorted(names) if name in members and name in state.profiles):
+        if not (member.session_id or name in state.last):
             continue
         client, reason = state.clients.get(name), explain_away(context, member, now_s)
         kind, seen_s = "silent", member.heard_s
@@ -56,6 +63,8 @@ class Attendance:
         self._journal = journal
         self._checked_s = -_EVERY_S
         self._checked_at = 0.0
+        self._members = PersistentMap[FleetMember]()
+        self._until_s = -math.inf  # no client that was there can have become silent before
         self._away: Mapping[str, AbsenceRecord] = {}
         self._saved: frozenset[tuple[str, str]] | None = None
 
@@ -68,7 +77,7 @@ class Attendance:
         if 0 <= now_s - self._checked_s < _EVERY_S:
             return
         before, self._checked_s, self._checked_at = self._away, now_s, time.time()
-        absences = list_absences(self._context, state, now_s, self._checked_at)
+        absences = list_absences(self._context, state, now_s, self._checked_at, self._list_candidates(state, now_s))
         self._away = {absence.client_id: absence for absence in absences}
         kinds = frozenset((name, absence.kind) for name, absence in self._away.items())
         if kinds == self._saved:
@@ -83,6 +92,17 @@ class Attendance:
         for name, absence in before.items():
             if absence.kind in _REPORTED and (name not in self._away or self._away[name].kind not in _REPORTED):
                 yield f"client {name} is back" if name in state.live.members else f"client {name} is forgotten"
+
+    def _list_candidates(self, state: RunState, now_s: float) -> Iterable[str]:
+        """The clients that may be away: those that were, and those that were heard, or may have fallen silent since."""
+        members, known, lease_s = state.live.members, self._members, self._context.config.deadlines.lease_s
+        self._members = members
+        if now_s > self._until_s:
+            until_s = (member.heard_s + lease_s for _, member in members.items() if member.heard_s is not None)
+            self._until_s = min((at_s for at_s in until_s if at_s >= now_s), default=math.inf)
+            return members
+        refused = (name for name, client in state.clients.items() if client.stage == "refused")
+        return {*self._away, *members.find_changed(known), *refused}
 
     def list_awaited(self, state: RunState) -> tuple[str, ...]:
         """The absent clients that the round waits for: name, reason and time of the last message."""

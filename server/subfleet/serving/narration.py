@@ -44,19 +44,22 @@ def _describe_data(context: RunContext, before: RunState, after: RunState) -> It
     for name in after.live.members.find_changed(before.live.members):
         was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
         yield from (f"client {name} {words}" for words in _describe_waits(was, now))
-    for name in after.profiles.find_changed(before.profiles):
+    changed = [*after.profiles.find_changed(before.profiles)]
+    joined = [name for name in changed if name not in before.profiles]
+    if len(joined) > _SHOWN:
+        yield f"{len(joined)} clients joined"
+    for name in changed:
         known, profile = before.profiles.get(name), after.profiles[name]
         if profile == known:
             continue
-        if known is None:
+        if known is None and len(joined) <= _SHOWN:
             runtimes = ", ".join(profile.runtimes)
             yield f"client {name} joined: {profile.device}, {runtimes}, {profile.sample_count} samples"
         if warning := find_scale_warning(context, profile):
             yield f"client {name}: {warning}"
     if after.phase == "train" != before.phase and after.round == 1 and not after.attempt:
-        yield from compare_peers(
-            context, {name: after.profiles[name] for name in after.clients if name in after.profiles}
-        )
+        there = after.clients.keys() | set().union(*after.idle.values())
+        yield from compare_peers(context, {name: after.profiles[name] for name in there if name in after.profiles})
 
 
 def _describe_outliers(before: RunState, after: RunState) -> Iterator[str]:

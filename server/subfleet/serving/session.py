@@ -75,6 +75,7 @@ class Server:
     Attributes:
         context: of the run.
         samples: evaluation data without validation samples.
+        blobs: what devices fetch, and their updates.
         state: the current state; only the server sets it.
         model: the current model; only the server sets it.
 
@@ -109,7 +110,7 @@ class Server:
         run_id = self._journal.run_id
         self.context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
         self._attendance = Attendance(self.context, self._journal)
-        self._blobs = blobs = BlobStore(self._places.blobs)
+        self.blobs = blobs = BlobStore(self._places.blobs)
         self._link = connect(blobs)
         views, threads = Views(context=self.context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
         self._supply = Supply(
@@ -218,7 +219,7 @@ class Server:
             threads: run the work, with a lane for each kind.
             validation: samples on which paths of a supernet are scored, if there are any.
         """
-        context, checker = self.context, Checker(self.context, self._blobs, self._ranges)
+        context, checker = self.context, Checker(self.context, self.blobs, self._ranges)
 
         def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:
             function = threads.work("search", lambda _, state, model: work(state, model))
@@ -307,7 +308,7 @@ class Server:
         """Remove files of a killed server, but not partial uploads of open tasks, which devices continue."""
         tasks = [client.task for client in self.state.clients.values() if client.open and client.task is not None]
         served = {blob.sha256 for task in tasks for blob in task.blobs}
-        self._tidy(served | (self._blobs.partials if self.state.phase == "train" else set()))
+        self._tidy(served | (self.blobs.partials if self.state.phase == "train" else set()))
 
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
         """Remove files that no round needs any more, except blobs with the `needed` digests."""
@@ -318,7 +319,7 @@ class Server:
         stored = self._journal.update_digests(since_round=keep_from)
         requests = self._work.requests
         checked = {request.update.blob.sha256 for request in requests if isinstance(request, CheckRequest)}
-        self._blobs.prune(self._supply.digests | self._link.digests | checked | stored | needed)
+        self.blobs.prune(self._supply.digests | self._link.digests | checked | stored | needed)
 
 
 def freeze_loaded_objects() -> None:

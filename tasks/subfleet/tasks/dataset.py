@@ -123,13 +123,18 @@ class Dataset:
         taken = (2 * np.arange(count, dtype=np.int64) + 1) * len(self) // (2 * count)
         return self.take(np.setdiff1d(np.arange(len(self)), taken)), self.take(taken)
 
+    @property
+    def data_bytes(self) -> int:
+        """The memory of its samples."""
+        return self.inputs.nbytes + self.labels.nbytes
+
     def summary(self) -> DataSummary:
         """The counts and shapes that a device may report about its data; never samples."""
         return DataSummary(
             sample_count=len(self),
             input_shape=self.sample_shape,
             class_counts=tuple(int(count) for count in self.class_counts()),
-            data_bytes=self.inputs.nbytes + self.labels.nbytes,
+            data_bytes=self.data_bytes,
             class_names=self.class_names,
             streams=self.transform is not None,
         )

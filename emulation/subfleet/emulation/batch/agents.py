@@ -91,8 +91,21 @@ class EmulatedAgent:
         """Announce itself."""
         self._handle(LinkUp())
 
+    def catch_up(self, measured: RoundInfo | None, heard: RoundInfo | None, log_starts_s: float) -> None:
+        """Know what an agent without a task has missed.
+
+        Args:
+            measured: the last announcement that was answered for it.
+            heard: the last announcement.
+            log_starts_s: the time of its log at logical time 0.
+        """
+        self._heard, self._log_starts_s = heard, log_starts_s
+        if measured is not None:
+            self._reading = self.meter.read(measured.log_time_s)[1]
+
     @property
-    def _idle(self) -> bool:
+    def idle(self) -> bool:
+        """Whether it has no task and nothing that it waits for."""
         return self._state.current is None and self._state.running is None and not self._state.pending
 
     def receive(self, message: Message) -> None:
@@ -105,7 +118,7 @@ class EmulatedAgent:
             self._log_starts_s = message.log_time_s - self.clock()
         if isinstance(message, Task):
             self.work.expect(message)
-        if not self._idle:
+        if not self.idle:
             self._handle(Received(message=message))
         elif isinstance(message, RoundInfo):
             self._heard = message

@@ -70,6 +70,7 @@ def _build_round(record: RoundRecord) -> dict[str, Any]:
         "log_time_s": record.log_time_s,
         "participation": record.participation,
         "left_out": record.left_out,
+        "idle": dict(record.idle),
         "clients": [_build_row(row) for row in record.clients],
     }
 

@@ -1,16 +1,17 @@
 """The link of a server to devices in its own process: messages are handed over as they are."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, get_args
 
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
+from subfleet.emulation.batch.members import FleetSurvey, Member, list_intermittent
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.answers import Update
 from subfleet.protocol.messages import Ack, Message, RoundInfo, Task
 from subfleet.protocol.plausible import plausible
-from subfleet.rounds.signals import FromDevice
+from subfleet.rounds.signals import Arrival, FromDevice, Joined, Surveyed
 
 
 class Interference(Protocol):
@@ -28,7 +29,12 @@ class Interference(Protocol):
 class EmulatedFleet:
     """See `Link`. Messages wait in order until the other side acts; none is lost, and only blobs take time.
 
+    A member becomes an agent with its first task. Without a task it hears no announcement: a survey has the answers of
+    all that have none. Members with interference are agents from the start, and speak for themselves.
+
     Args:
+        members: by client id.
+        create: creates the agent of a member.
         clock: logical seconds.
         interference: by client id, for clients whose messages are changed.
 
@@ -37,29 +43,39 @@ class EmulatedFleet:
         agenda: what happens later.
     """
 
-    def __init__(self, clock: LogicalClock, interference: Mapping[str, Interference]) -> None:
+    def __init__(
+        self,
+        members: Mapping[str, Member],
+        create: Callable[[str], EmulatedAgent],
+        clock: LogicalClock,
+        interference: Mapping[str, Interference],
+    ) -> None:
         self.traffic = Traffic()
         self.agenda = Agenda()
         self.clock = clock
+        self._members = members
+        self._create = create
         self._interference = interference
+        self._intermittent = list_intermittent(members)
         self._agents: dict[str, EmulatedAgent] = {}
-        self._said: list[FromDevice] = []
+        self._awake: set[str] = set()  # agents that hear announcements
+        self._measured: RoundInfo | None = None
+        self._heard: RoundInfo | None = None
+        self._log_starts_s = 0.0
+        self._said: list[Arrival] = []
         self._pulled: list[Update] = []
-        self._sent: deque[tuple[str, Message]] = deque()  # with its receiver; empty for all
+        self._sent: deque[tuple[str, Message]] = deque()  # with its receiver; empty for an announcement
         self._announced = ""
         self._pulls: dict[str, tuple[int, Update]] = {}  # by task, with the number in the agenda
-
-    def add(self, agent: EmulatedAgent) -> None:
-        """Add a device, before the link is opened."""
-        self._agents[agent.settings.client_id] = agent
 
     def act(self) -> bool:
         """Let every device react to what was sent and to the time; returns whether the server has something to do."""
         while self._sent:
             receiver, message = self._sent.popleft()
-            for agent in self._agents.values() if not receiver else [self._agents[receiver]]:
-                if self._reaches(agent, message):
-                    agent.receive(message)
+            if isinstance(message, RoundInfo):
+                self._announce(message)
+            elif isinstance(message, Task) or receiver in self._awake:
+                self._hand(self._wake(receiver), message)
         self.agenda.run(self.clock())
         return bool(self._said or self._pulled)
 
@@ -84,13 +100,16 @@ class EmulatedFleet:
 
     def open(self) -> None:
         """See `Link.open`; every device joins."""
-        for agent in self._agents.values():
-            agent.join()
+        alone = [name for name in self._members if name in self._interference]
+        together = (member for name, member in self._members.items() if name not in self._interference)
+        self._said.append(Joined(profiles=tuple(member.profile for member in together)))
+        for name in alone:
+            self._wake(name).join()
 
     def close(self) -> None:
         """See `Link.close`."""
 
-    def receive(self, timeout_s: float) -> Iterator[FromDevice]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival]:
         """See `Link.receive`; it never waits."""
         del timeout_s
         said, self._said = self._said, []
@@ -137,11 +156,35 @@ class EmulatedFleet:
             self._announced = info.message_id
             self._sent.append(("", info))
 
+    def _announce(self, info: RoundInfo) -> None:
+        """Let everyone hear an announcement; members without a task answer together."""
+        self._heard = info
+        if info.log_time_s is not None:
+            self._log_starts_s = info.log_time_s - self.clock()
+        self._awake = {name for name in self._awake if name in self._interference or not self._agents[name].idle}
+        for name in sorted(self._awake):
+            self._hand(self._agents[name], info)
+        if info.phase == "measure":
+            self._measured, names = info, frozenset(self._members.keys() - self._awake)
+            survey = FleetSurvey(info, self._members, names, intermittent=self._intermittent, now_s=self.clock())
+            self._said.append(Surveyed(survey=survey))
+
+    def _wake(self, client_id: str) -> EmulatedAgent:
+        """The agent of a member, which hears everything from now on until it is idle."""
+        agent = self._agents.get(client_id)
+        if agent is None:
+            agent = self._agents[client_id] = self._create(client_id)
+        if client_id not in self._awake:
+            self._awake.add(client_id)
+            agent.catch_up(self._measured, self._heard, self._log_starts_s)
+        return agent
+
+    def _hand(self, agent: EmulatedAgent, message: Message) -> None:
+        interference = self._interference.get(agent.settings.client_id)
+        if interference is None or interference.accepts(message.KIND):
+            agent.receive(message)
+
     def _drop(self, task_id: str) -> None:
         """Forget an update that has not arrived."""
         if task_id in self._pulls:
             self.agenda.cancel(self._pulls.pop(task_id)[0])
-
-    def _reaches(self, agent: EmulatedAgent, message: Message) -> bool:
-        interference = self._interference.get(agent.settings.client_id)
-        return interference is None or interference.accepts(message.KIND)

@@ -26,7 +26,9 @@ class Numerics:
     Attributes:
         folder: for the files of clients.
         own: by client id, trainers of its own.
-        shared: by target, the trainers of all others, which hold their samples.
+        samples: of clients that have had a task, by the names that their jobs have for them; the shared trainers read
+            them.
+        shared: by target, the trainers of all others.
         pool: does the tasks of the others; None for this process.
         groups: trains the others, but attackers; None for the runtimes.
         exports: the exporter, for the server.
@@ -35,6 +37,7 @@ class Numerics:
 
     folder: Path
     own: Mapping[str, Trainer]
+    samples: dict[str, Dataset]
     shared: Mapping[str, Trainer]
     pool: WorkerPool | None
     groups: Groups | None
@@ -46,8 +49,9 @@ class Numerics:
         means, trainer = ClientMeans.of(client, self.folder), self.own.get(client.client_id)
         if self.pool is not None and trainer is None:
             return WorkElsewhere(pool=self.pool, means=means, samples=means.name_samples(client), blobs=blobs)
-        if trainer is not None or client.attack is not None:
-            write_samples(means.name_samples(client))  # only shared trainers hold them, and poison needs a file
+        if trainer is not None or client.attack is not None:  # only shared trainers hold them, and poison needs a file
+            write_samples(means.name_samples(client))
+        self.samples.update({str(path): held for path, held in means.name_samples(client).items()})
         here = WorkHere(work=means.open(trainer or self.shared[client.runtime], blobs.path), stopped=self.stopped)
         if self.groups is None or trainer is not None or client.attack is not None:
             return here
@@ -65,7 +69,7 @@ def open_numerics(
     """
     run = gathered.run
     workers = run.host.workers
-    samples = {} if workers > 1 else dict(_name_samples(gathered, folder))
+    samples: dict[str, Dataset] = {}
     host = SharedHost(data=MappingProxyType(samples))
     shared = create_trainers({client.runtime for client in gathered.devices}, host)
     groups = None
@@ -75,11 +79,12 @@ def open_numerics(
     with ExitStack() as stack:
         pool = stack.enter_context(WorkerPool(workers)) if workers > 1 else None
         yield Numerics(
-            folder=folder, own=own, shared=shared, pool=pool, groups=groups, exports=exports, stopped=stopped
+            folder=folder,
+            own=own,
+            samples=samples,
+            shared=shared,
+            pool=pool,
+            groups=groups,
+            exports=exports,
+            stopped=stopped,
         )
-
-
-def _name_samples(gathered: GatheredRun, folder: Path) -> Iterator[tuple[str, Dataset]]:
-    for client in gathered.devices:
-        for path, samples in ClientMeans.of(client, folder).name_samples(client).items():
-            yield str(path), samples

@@ -15,23 +15,21 @@ from pathlib import Path
 from types import MappingProxyType
 
 from subfleet import tasks
-from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
-from subfleet.device_profiles import ReplayedLog
 from subfleet.emulation.batch.agenda import LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
+from subfleet.emulation.batch.members import Member, list_members
 from subfleet.emulation.batch.memory_journal import MemoryJournal
 from subfleet.emulation.batch.numerics import open_numerics
 from subfleet.emulation.batch.timing import NoTime, ReplayedTiming, Timing
 from subfleet.emulation.batch.work import ClientWork
-from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
+from subfleet.emulation.gathering import GatheredRun
 from subfleet.export.pool import ExportPool
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
-from subfleet.link.base import Connect
 from subfleet.methods.aggregator import Participant
 from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
@@ -52,7 +50,7 @@ STEP_S = 1.0
 EVALUATION = "evaluation.npz"
 """The file of the evaluation data in the folder of a run."""
 _ENDLESS_S = 1e9
-"""Clients of a batch send no heartbeats: they are there until they say otherwise."""
+"""Clients of a batch send no heartbeats: they are there until they say otherwise, and never forgotten."""
 _LEAST_FREE_BYTES = 4 * 2**30  # containers often have 64 MiB, and a fleet of 50 needs hundreds
 
 
@@ -116,21 +114,21 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         make_scratch_folder(_choose_scratch_folder()) as folder,
         open_numerics(gathered, exports, folder, trainers or {}, stop.is_set) as numerics,
     ):
-        fleet = EmulatedFleet(LogicalClock(), interference or {})
+        members = list_members(gathered.devices)
 
         def count_macs(architecture: Architecture) -> int:
             return estimate_size(server.context, server.state.lineages, architecture).forward_macs
 
-        def connect(blobs: BlobStore) -> EmulatedFleet:
-            for client in gathered.devices:
-                log = ReplayedLog(client.log, client.log_start)
-                timing = _create_timing(client, log, gathered.run, count_macs)
-                work = numerics.create_work(client, blobs)
-                fleet.add(_create_agent(client, fleet, work, log=log, timing=timing, blobs=blobs))
-            return fleet
+        def create(client_id: str) -> EmulatedAgent:
+            member = members[client_id]
+            work = numerics.create_work(member.device, server.blobs)
+            timing = _create_timing(member, gathered.run, count_macs)
+            return _create_agent(member, fleet, work, timing=timing, blobs=server.blobs)
+
+        fleet = EmulatedFleet(members, create, LogicalClock(), interference or {})
 
         history = _History(observer or Unobserved(), gathered.run)
-        server = _create_server(gathered, numerics.exports, connect, history, folder, fleet.clock)
+        server = _create_server(gathered, numerics.exports, fleet, history, folder)
         batch = _Batch(server=server, fleet=fleet, history=history, stop=stop)
         server.open()
         try:
@@ -143,65 +141,52 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
 def _create_server(
     gathered: GatheredRun,
     exports: Exports,
-    connect: Connect,
+    fleet: EmulatedFleet,
     observer: RunObserver,
     folder: Path,
-    clock: LogicalClock,
 ) -> Server:
     evaluation = folder / EVALUATION
     tasks.write_npz(evaluation, gathered.evaluation)
     return Server(
         prepare_run(gathered, evaluation),
-        connect,
+        lambda _: fleet,
         observer,
         state_folder=folder / "server",
         exports=exports,
         samples=gathered.evaluation,
-        clock=clock,
+        clock=fleet.clock,
         journal=lambda _, run: MemoryJournal(run.name),
     )
 
 
 def _create_agent(
-    client: EmulatedDevice,
+    member: Member,
     fleet: EmulatedFleet,
     work: ClientWork,
     *,
-    log: ReplayedLog,
     timing: Timing,
     blobs: BlobStore,
 ) -> EmulatedAgent:
     return EmulatedAgent(
-        settings=_create_settings(client),
+        settings=member.settings,
         work=work,
-        disk=EmulatedDisk(client.profile.disk_limit_bytes),
-        meter=ReplayMeter(log, lambda _down, _up: None),
+        disk=EmulatedDisk(member.device.profile.disk_limit_bytes),
+        meter=ReplayMeter(member.log, lambda _down, _up: None),
         timing=timing,
         blobs=blobs,
         clock=fleet.clock,
         agenda=fleet.agenda,
-        say=partial(fleet.hear, client.client_id),
-        count=partial(fleet.traffic.count, client.client_id, "sent"),
+        say=partial(fleet.hear, member.device.client_id),
+        count=partial(fleet.traffic.count, member.device.client_id, "sent"),
     )
 
 
-def _create_settings(client: EmulatedDevice) -> AgentSettings:
-    return AgentSettings(
-        profile=build_profile(client),
-        data_bytes=max(part.summary().data_bytes for part in (client.data, client.test) if part is not None),
-        streams=client.data.transform is not None,
-        heartbeat_s=_ENDLESS_S,
-        telemetry_s=_ENDLESS_S,
-    )
-
-
-def _create_timing(
-    client: EmulatedDevice, log: ReplayedLog, run: Run, count_macs: Callable[[Architecture], int]
-) -> Timing:
+def _create_timing(member: Member, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
     if run.host.durations == "none":
         return NoTime()
+    client = member.device
     return ReplayedTiming(
-        log=log,
+        log=member.log,
         macs_per_s=client.profile.macs_per_s,
         sample_count=len(client.data),
         held_out_count=0 if client.test is None else len(client.test),
@@ -220,7 +205,7 @@ def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
         check=run.data.check,
     )
     attacked = any(client.attack is not None for client in gathered.devices)
-    deadlines = replace(run.deadlines, lease_s=_ENDLESS_S)
+    deadlines = replace(run.deadlines, lease_s=_ENDLESS_S, forget_s=_ENDLESS_S)
     return replace(run, data=settings, outliers=run.outliers.for_emulation(attacked=attacked), deadlines=deadlines)
 
 
@@ -243,7 +228,9 @@ class _History:
     def note(self, clients: Mapping[str, ClientState]) -> None:
         """Record the submodels with which clients were aggregated last."""
         for name, client in clients.items():
-            if client.task is not None and client.participant is not None:
+            if client.task is None or client.task.round in self.trained.get(name, {}):
+                continue
+            if client.participant is not None:
                 self.trained.setdefault(name, {})[client.task.round] = client.participant
 
     def say(self, text: str) -> None:
@@ -293,9 +280,9 @@ class _Batch:
     def _turn(self) -> bool:
         """Let everyone act once; returns whether there is more to do at this time."""
         moved = self.fleet.act()
-        self.server.finish()
         aggregated = self.server.state.aggregated_round
         self.server.step(0.0)
+        self.server.finish()  # before the clock may go on: how long the exporter takes is no time of the run
         if self.server.state.aggregated_round != aggregated:
             self.history.note(self.server.state.last)
         return moved or self.fleet.busy or self.server.busy
