@@ -148,6 +148,7 @@ def test_a_profile_that_changes_is_judged_again() -> None:
     again, _ = step(context, again, replace(profile("c3"), runtimes=("other",)), 1.0)
     twice, _ = step(context, again, Surveyed(survey=survey_of(context, NAMES)), 1.0)
     assert {name for name, client in twice.clients.items() if client.stage == "skipped"} == {"c1", "c3"}
+    assert twice.live.suitability.runtimes == {"onnx": frozenset(NAMES) - {"c1", "c3"}}
 
 
 def test_clients_that_join_together_join_as_one_by_one() -> None:
