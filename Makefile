@@ -94,8 +94,8 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 # What the exporter is tried on; torchvision's version is that of the PyTorch above.
 $(VENV)/.networks: $(VENV)/.dev pyproject.toml
-	@echo "installing subfleet[networks] ..."
-	@$(PIP) --editable '.[networks]'
+	@echo "installing subfleet[networks,ray] ..."
+	@$(PIP) --editable '.[networks,ray]'
 	@touch $@
 
 # The oldest ONNX Runtime that the edge extra allows, beside the newest.

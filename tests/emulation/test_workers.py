@@ -39,8 +39,8 @@ class Killer(Unobserved):
             self.killed += 1
 
 
-def play(exports: ExportPool, workers: int, observer: Unobserved | None = None) -> BatchResult:
-    gathered = experiment(host=HostSettings(type="batch", workers=workers))
+def play(exports: ExportPool, host: HostSettings, observer: Unobserved | None = None) -> BatchResult:
+    gathered = experiment(host=host)
     bob = replace(gathered.devices[1], attack=LabelShuffling(strength=2.0))
     devices = (gathered.devices[0], bob, *gathered.devices[2:])
     return run_batch(replace(gathered, devices=devices), exports, observer=observer)
@@ -49,7 +49,8 @@ def play(exports: ExportPool, workers: int, observer: Unobserved | None = None) 
 @pytest.mark.export
 def test_workers_give_the_same_bits_and_so_does_a_killed_one(exports: ExportPool) -> None:
     killer = Killer()
-    alone, spread = play(exports, 1), play(exports, 2, killer)
+    alone = play(exports, HostSettings(type="batch"))
+    spread = play(exports, HostSettings(type="batch", workers=2), killer)
     assert killer.killed == 1
     assert spread.model == alone.model
     assert spread.rounds == alone.rounds

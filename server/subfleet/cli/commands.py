@@ -50,6 +50,7 @@ def run(
         typer.Option(help="Run each device as a process (processes), or all devices in this process (batch)."),
     ] = None,
     workers: options.Workers = None,
+    ray: options.Ray = None,
     overrides: options.Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Run once with each seed, such as 1..5 or 1,2,7.")] = None,
     name: options.RunName = None,
@@ -67,7 +68,9 @@ def run(
     from subfleet.settings.reading import read_runs
     from subfleet.settings.sweeps import parse_seeds
 
-    described = set_host(read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host, workers)
+    described = set_host(
+        read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host, workers=workers, ray=ray
+    )
     options.check_broker(address)
     run_and_show(described, runs, json=json, name=name, broker=address)
 

@@ -24,6 +24,10 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, help="With --host batch: train in so many processes. Results are the same, and come sooner."),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="With --host batch: train on a Ray cluster, such as auto or local."),
+]
 RunName = Annotated[
     str | None, typer.Option("--name", help="Name of the run's folder. An interrupted run in that folder is resumed.")
 ]

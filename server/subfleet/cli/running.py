@@ -43,15 +43,26 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def set_host(runs: Sequence[Run], host: HostKind | None, workers: int | None = None) -> tuple[Run, ...]:
-    """The runs on the given host, with so many worker processes; None leaves each as it is.
+def set_host(
+    runs: Sequence[Run], host: HostKind | None, *, workers: int | None = None, ray: str | None = None
+) -> tuple[Run, ...]:
+    """The runs on the given host, with so many worker processes or a Ray cluster; None leaves each as it is.
 
     Raises:
-        ConfigError: workers are given for a host that has none.
+        ConfigError: workers are given for a host that has none, or both are given.
     """
-    hosts = [replace(run.host, type=host or run.host.type, workers=workers or run.host.workers) for run in runs]
-    if workers and any(own.type != "batch" for own in hosts):
-        raise ConfigError(f"--workers is {workers}, but only a batch has workers; add --host batch")
+    hosts = [
+        replace(
+            run.host,
+            type=host or run.host.type,
+            workers=run.host.workers if workers is None else workers,
+            ray=run.host.ray if ray is None else ray,
+        )
+        for run in runs
+    ]
+    for option, value in {"--workers": workers, "--ray": ray}.items():
+        if value and any(own.type != "batch" for own in hosts):
+            raise ConfigError(f"{option} is {value}, but only a batch has workers; add --host batch")
     return tuple(replace(run, host=own) for run, own in zip(runs, hosts, strict=True))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from subfleet.cli.decorators import Answers, Json, command, query
-from subfleet.cli.options import RUNS, Runs, Workers
+from subfleet.cli.options import RUNS, Ray, Runs, Workers
 from subfleet.protocol.errors import ConfigError, explain_os_errors
 from subfleet.settings.fleet import HostKind
 
@@ -124,13 +124,14 @@ def replay(
         typer.Option(help="Run each device as a process, or all in this process (batch). Default: as the run did."),
     ] = None,
     workers: Workers = None,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Repeat a finished run in a new folder. Programs become available in the same rounds as they did."""
     from subfleet.cli.running import run_and_show, set_host
     from subfleet.settings.run_folder import read_replay
 
-    run_and_show(set_host([read_replay(_find(folder, name))], host, workers), folder, json=json)
+    run_and_show(set_host([read_replay(_find(folder, name))], host, workers=workers, ray=ray), folder, json=json)
 
 
 @command(runs, "runs remove quickstart --yes")

@@ -154,9 +154,12 @@ class FleetSettings:
         return tuple(single for device in self.devices for single in device.expand())
 
 
-def _check_workers(numerics: str, workers: int) -> Iterator[str]:
-    if numerics != "exact" and workers > 1:
-        yield f"workers is {workers}, but {numerics} numerics train in the batch itself; set workers to 1"
+def _check_workers(numerics: str, workers: int, ray: str) -> Iterator[str]:
+    if numerics != "exact" and (workers > 1 or ray):
+        given = f"ray is {ray!r}" if ray else f"workers is {workers}"
+        yield f"{given}, but {numerics} numerics train in the batch itself; leave it out"
+    elif ray and workers > 1:
+        yield f"workers is {workers} and ray is {ray!r}, but only one of them can train; leave one out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +175,8 @@ class HostSettings:
             one submodel together with PyTorch, on the server's device, with other rounding.
         workers: for "batch" with exact numerics: processes that train beside it; with 1, the batch trains by itself.
             Results are the same.
+        ray: for "batch" with exact numerics: address of a Ray cluster that trains, "local" for one that is started for
+            the run; empty for none.
         turns_per_round: for "batch": the run fails if a round takes more turns than this on average; a quiet round
             takes about ten, and one for each logical second.
     """
@@ -180,6 +185,7 @@ class HostSettings:
     durations: Literal["modelled", "none"] = "modelled"
     numerics: Literal["exact", "grouped"] = "exact"
     workers: Positive = 1
+    ray: str = ""
     turns_per_round: Positive = 5000
 
 

@@ -11,10 +11,11 @@ from subfleet.emulation.batch.grouped import GroupedWork, Groups
 from subfleet.emulation.batch.grouped_steps import RequestLog
 from subfleet.emulation.batch.trainers import SharedHost, create_trainers
 from subfleet.emulation.batch.work import ClientMeans, ClientWork, WorkHere, write_samples
-from subfleet.emulation.batch.workers import WorkElsewhere, WorkerPool
+from subfleet.emulation.batch.workers import Pool, WorkElsewhere, WorkerPool
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.programs.supply import Exports
 from subfleet.protocol.jobs import Trainer
+from subfleet.settings.fleet import HostSettings
 from subfleet.tasks import Dataset
 from subfleet.transport.blob_store import BlobStore
 
@@ -39,7 +40,7 @@ class Numerics:
     own: Mapping[str, Trainer]
     samples: dict[str, Dataset]
     shared: Mapping[str, Trainer]
-    pool: WorkerPool | None
+    pool: Pool | None
     groups: Groups | None
     exports: Exports
     stopped: Callable[[], bool]
@@ -65,10 +66,10 @@ def open_numerics(
     """A context with what computes in a run; see `Numerics`.
 
     Raises:
-        ConfigError: there is no trainer for a target, or the device that computes is missing.
+        ConfigError: there is no trainer for a target, or the device or the cluster that computes is missing.
+        MissingExtraError: Ray is to compute, and not installed.
     """
     run = gathered.run
-    workers = run.host.workers
     samples: dict[str, Dataset] = {}
     host = SharedHost(data=MappingProxyType(samples))
     shared = create_trainers({client.runtime for client in gathered.devices}, host)
@@ -77,7 +78,7 @@ def open_numerics(
         exports = log = RequestLog(exports=exports)
         groups = Groups(log.trainings, host, compute_device(run.device), stopped)
     with ExitStack() as stack:
-        pool = stack.enter_context(WorkerPool(workers)) if workers > 1 else None
+        pool = _open_pool(run.host, stack)
         yield Numerics(
             folder=folder,
             own=own,
@@ -88,3 +89,11 @@ def open_numerics(
             exports=exports,
             stopped=stopped,
         )
+
+
+def _open_pool(host: HostSettings, stack: ExitStack) -> Pool | None:
+    if host.ray:
+        from subfleet.emulation.batch.ray_workers import RayPool
+
+        return stack.enter_context(RayPool(host.ray))
+    return stack.enter_context(WorkerPool(host.workers)) if host.workers > 1 else None

@@ -6,10 +6,11 @@ import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from loky import ProcessPoolExecutor
 
@@ -45,6 +46,22 @@ class Order:
     means: ClientMeans
     blobs: Mapping[str, Path]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it takes, each with a name of its own."""
+        own = (self.means.data, self.means.held_out)
+        return (*self.blobs.values(), *(path for path in own if path is not None))
+
+    def move_to(self, folder: Path) -> "Order":
+        """The same order where its files, with their names, are in another folder, which also receives outputs."""
+        means = self.means
+        held_out = None if means.held_out is None else folder / means.held_out.name
+        return replace(
+            self,
+            means=replace(means, data=folder / means.data.name, held_out=held_out, folder=folder),
+            blobs={sha256: folder / path.name for sha256, path in self.blobs.items()},
+        )
+
     def do(self) -> Outcome:
         """Do the task, in any process."""
         work = self.means.open(_open_trainer(self.means.runtime), self._find_blob)
@@ -69,8 +86,20 @@ class _Ordered:
     future: "Future[Outcome]"
 
 
+class Pool(Protocol):
+    """Does tasks elsewhere."""
+
+    def begin(self, order: Order) -> Callable[[], Outcome]:
+        """Begin a task; see `ClientWork.begin`.
+
+        Raises:
+            RunError: also by the returned function: whatever does tasks has ended too often.
+        """
+        ...
+
+
 class WorkerPool:
-    """Worker processes; a context manager that ends them.
+    """See `Pool`: worker processes; a context manager that ends them.
 
     A worker that is killed costs time and nothing else: others do its tasks again.
 
@@ -143,16 +172,16 @@ def _prepare(parent_id: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkElsewhere:
-    """Does the tasks of a client in worker processes; see `ClientWork`.
+    """Does the tasks of a client in a pool; see `ClientWork`.
 
     Attributes:
-        pool: the processes.
+        pool: does the tasks.
         means: of the client.
         samples: of the client by their files, which are written before its first task.
         blobs: the store of the server.
     """
 
-    pool: WorkerPool
+    pool: Pool
     means: ClientMeans
     samples: Mapping[Path, Dataset]
     blobs: BlobStore
