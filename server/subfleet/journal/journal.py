@@ -45,7 +45,7 @@ _PARTS: Mapping[type, str] = MappingProxyType(
 )
 
 
-def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int) -> str:
+def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int, run_id: str | None = None) -> str:
     """Find the run of that name, or create it; returns its id.
 
     Args:
@@ -53,6 +53,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
         name: of the run.
         settings: everything that takes part in its outcome, as canonical JSON; see `Run.fingerprint`.
         round_count: how many rounds it has.
+        run_id: of a new run; None makes one that no other server has.
 
     Raises:
         ConfigError: the run was begun with another configuration; it may have more rounds now.
@@ -61,7 +62,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
     with reporting_damage(describe_location(engine)), engine.begin() as connection:
         known = next(read_rows(connection, sql.select(runs).where(runs.c.name == name)), None)
         if known is None:
-            run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+            run_id = run_id or f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
             connection.execute(runs.insert().values(**row, started_at=started_at, **_build_run_row(RunState())))
@@ -73,16 +74,22 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
     return str(known.run_id)
 
 
-def open_journal(folder: Path, config: Run) -> "Journal":
+def open_journal(folder: Path, config: Run, *, run_id: str | None = None) -> "Journal":
     """Open the journal of a run in a state folder, and begin the run there unless it has begun.
+
+    Args:
+        folder: of the state.
+        config: the run.
+        run_id: as in `begin_run`.
 
     Raises:
         ConfigError: the run was begun with other settings.
         FileError: the database cannot be used, or is damaged.
     """
     engine = open_database(folder)
-    run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
-    return Journal(engine, run_id, first_memory=config.roles.memory.initial)
+    settings, count = config.fingerprint(), config.total_rounds
+    known_id = begin_run(engine, name=config.name, settings=settings, round_count=count, run_id=run_id)
+    return Journal(engine, known_id, first_memory=config.roles.memory.initial)
 
 
 class Journal:

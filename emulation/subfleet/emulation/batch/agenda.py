@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 
 class LogicalClock:
-    """A clock that only `advance` moves."""
+    """A clock that only `advance` moves.
 
-    def __init__(self) -> None:
-        self._now_s = 0.0
+    Args:
+        now_s: seconds since the start.
+    """
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
 
     def __call__(self) -> float:
         """Seconds since the start."""

@@ -37,6 +37,7 @@ from subfleet.edge_client.store import name_models
 from subfleet.edge_client.task_work import Outcome, store_output
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.disk import EmulatedDisk
+from subfleet.emulation.batch.resuming import AgentRecord
 from subfleet.emulation.batch.timing import Timing
 from subfleet.emulation.batch.work import ClientWork
 from subfleet.protocol.blobs import BlobRef
@@ -102,6 +103,18 @@ class EmulatedAgent:
         self._heard, self._log_starts_s = heard, log_starts_s
         if measured is not None:
             self._reading = self.meter.read(measured.log_time_s)[1]
+
+    @property
+    def record(self) -> AgentRecord:
+        """What it knows after a restart."""
+        state = self._state
+        return AgentRecord(
+            done=state.done, programs=state.programs, frozen=state.frozen, held_bytes=self.disk.held_bytes
+        )
+
+    def restart(self, record: AgentRecord) -> None:
+        """Know what it knew, beside what is on its disk."""
+        self._state = replace(self._state, done=record.done, programs=record.programs, frozen=record.frozen)
 
     @property
     def idle(self) -> bool:

@@ -1,7 +1,7 @@
 """The disk of an emulated device: which blobs it holds, without files of its own."""
 
 import sys
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from subfleet.agent.actions import Weigh
 from subfleet.agent.events import Weighed
@@ -15,11 +15,17 @@ class EmulatedDisk:
 
     Args:
         limit_bytes: space for blobs; None means no limit.
+        held_bytes: digest and size of each blob that is there, the least recently used one first.
     """
 
-    def __init__(self, limit_bytes: int | None) -> None:
+    def __init__(self, limit_bytes: int | None, held_bytes: Iterable[tuple[str, int]] = ()) -> None:
         self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
-        self._sizes_bytes: dict[str, int] = {}  # by digest, the least recently used blob first
+        self._sizes_bytes = dict(held_bytes)
+
+    @property
+    def held_bytes(self) -> tuple[tuple[str, int], ...]:
+        """Digest and size of each blob, the least recently used one first."""
+        return tuple(self._sizes_bytes.items())
 
     def weigh(self, action: Weigh) -> Weighed:
         """The space that a task takes; if it fits, room is made for it."""

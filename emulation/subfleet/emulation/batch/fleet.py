@@ -7,6 +7,7 @@ from typing import Protocol, get_args
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.emulation.batch.members import FleetSurvey, Member, list_intermittent
+from subfleet.emulation.batch.resuming import FleetRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.answers import Update
 from subfleet.protocol.messages import Ack, Message, RoundInfo, Task
@@ -78,6 +79,13 @@ class EmulatedFleet:
                 self._hand(self._wake(receiver), message)
         self.agenda.run(self.clock())
         return bool(self._said or self._pulled)
+
+    @property
+    def record(self) -> FleetRecord:
+        """What a resumed fleet knows. Work that is under way is forgotten, as by devices that are restarted."""
+        return FleetRecord(
+            clock_s=self.clock(), agents={name: agent.record for name, agent in sorted(self._agents.items())}
+        )
 
     def hear(self, client_id: str, message: Message) -> None:
         """Take a message of a client for the server."""

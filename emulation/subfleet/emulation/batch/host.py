@@ -19,6 +19,9 @@ from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 
+STATE = "batch"
+"""The folder of what a resumed batch needs, in the folder of the run."""
+
 
 def run_in_batch(
     run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: ExportPool
@@ -27,9 +30,9 @@ def run_in_batch(
 
     Args:
         run: its settings.
-        folder: for the results.
+        folder: for the results; an interrupted run in it is resumed after its last round.
         observer: of the run; its errors do not affect the run.
-        stop: set it to stop the run; a batch cannot be resumed.
+        stop: set it to stop the run.
         exports: the exporter; it is not closed.
 
     Raises:
@@ -54,7 +57,7 @@ def run_in_batch(
             trial=lambda files: [_measure(file, trainers, evaluation, observer) for file in files],
         )
 
-    outcome = run_batch(gathered, exports, observer=observer, stop=stop, finish=write).outcome
+    outcome = run_batch(gathered, exports, observer=observer, stop=stop, finish=write, state=folder / STATE).outcome
     if outcome is None:
         raise RunError("the run left no results")
     return outcome

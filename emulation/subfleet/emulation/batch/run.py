@@ -9,6 +9,7 @@ in which the server looks at its deadlines.
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
 from subfleet.emulation.batch.members import Member, list_members
 from subfleet.emulation.batch.memory_journal import MemoryJournal
 from subfleet.emulation.batch.numerics import open_numerics
+from subfleet.emulation.batch.resuming import AgentRecord, link_scratch, open_round_journal, read_fleet
 from subfleet.emulation.batch.timing import NoTime, ReplayedTiming, Timing
 from subfleet.emulation.batch.work import ClientWork
 from subfleet.emulation.gathering import GatheredRun
@@ -92,6 +94,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     trainers: Mapping[str, Trainer] | None = None,
     interference: Mapping[str, Interference] | None = None,
     finish: Callable[[Server, Path], Outcome] | None = None,
+    state: Path | None = None,
 ) -> BatchResult:
     """Run an emulated fleet to the end. The same run gives the same bits.
 
@@ -104,6 +107,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         interference: by client id, what changes the client's messages.
         finish: called at the end of the run, while the files of the server exist, with the server and the file of the
             evaluation data.
+        state: folder for what a later call needs to resume the run after its last round; None keeps nothing.
 
     Raises:
         RunError: the run failed, was stopped, or did not end within its turns.
@@ -113,8 +117,9 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     with (
         make_scratch_folder(_choose_scratch_folder()) as folder,
         open_numerics(gathered, exports, folder, trainers or {}, stop.is_set) as numerics,
+        nullcontext() if state is None else link_scratch(state, folder),
     ):
-        members = list_members(gathered.devices)
+        members, known = list_members(gathered.devices), read_fleet(state)
 
         def count_macs(architecture: Architecture) -> int:
             return estimate_size(server.context, server.state.lineages, architecture).forward_macs
@@ -123,13 +128,15 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
             member = members[client_id]
             work = numerics.create_work(member.device, server.blobs)
             timing = _create_timing(member, gathered.run, count_macs)
-            return _create_agent(member, fleet, work, timing=timing, blobs=server.blobs)
+            return _create_agent(
+                member, fleet, work, timing=timing, blobs=server.blobs, record=known.agents.get(client_id)
+            )
 
-        fleet = EmulatedFleet(members, create, LogicalClock(), interference or {})
+        fleet = EmulatedFleet(members, create, LogicalClock(known.clock_s), interference or {})
 
         history = _History(observer or Unobserved(), gathered.run)
-        server = _create_server(gathered, numerics.exports, fleet, history, folder)
-        batch = _Batch(server=server, fleet=fleet, history=history, stop=stop)
+        server = _create_server(gathered, numerics.exports, fleet, history, folder, state)
+        batch = _Batch(server=server, fleet=fleet, history=history, stop=stop, state=state)
         server.open()
         try:
             result = _build_result(batch, batch.play())
@@ -144,6 +151,7 @@ def _create_server(
     fleet: EmulatedFleet,
     observer: RunObserver,
     folder: Path,
+    state: Path | None,
 ) -> Server:
     evaluation = folder / EVALUATION
     tasks.write_npz(evaluation, gathered.evaluation)
@@ -151,11 +159,14 @@ def _create_server(
         prepare_run(gathered, evaluation),
         lambda _: fleet,
         observer,
-        state_folder=folder / "server",
+        state_folder=state or folder / "server",
         exports=exports,
         samples=gathered.evaluation,
         clock=fleet.clock,
-        journal=lambda _, run: MemoryJournal(run.name),
+        # The file of the evaluation data has another name each time, which the settings of the run must not have.
+        journal=lambda place, run: (
+            MemoryJournal(run.name) if state is None else open_round_journal(place, gathered.run)
+        ),
     )
 
 
@@ -166,11 +177,12 @@ def _create_agent(
     *,
     timing: Timing,
     blobs: BlobStore,
+    record: AgentRecord | None,
 ) -> EmulatedAgent:
-    return EmulatedAgent(
+    agent = EmulatedAgent(
         settings=member.settings,
         work=work,
-        disk=EmulatedDisk(member.device.profile.disk_limit_bytes),
+        disk=EmulatedDisk(member.device.profile.disk_limit_bytes, () if record is None else record.held_bytes),
         meter=ReplayMeter(member.log, lambda _down, _up: None),
         timing=timing,
         blobs=blobs,
@@ -179,6 +191,9 @@ def _create_agent(
         say=partial(fleet.hear, member.device.client_id),
         count=partial(fleet.traffic.count, member.device.client_id, "sent"),
     )
+    if record is not None:
+        agent.restart(record)
+    return agent
 
 
 def _create_timing(member: Member, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
@@ -217,12 +232,11 @@ def _choose_scratch_folder() -> Path:
 
 
 class _History:
-    """Records rounds and trained submodels; it is the server's observer, and passes everything on to another one."""
+    """Records trained submodels; it is the server's observer, and passes everything on to another one."""
 
     def __init__(self, observer: RunObserver, run: Run) -> None:
         self._observer = GuardedObserver(observer)
         self._timed = run.host.durations == "modelled"
-        self.rounds: list[RoundRecord] = []
         self.trained: dict[str, dict[int, Participant]] = {}
 
     def note(self, clients: Mapping[str, ClientState]) -> None:
@@ -237,8 +251,7 @@ class _History:
         self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
-        self.rounds.append(record.without_peaks() if self._timed else record.without_measurements())
-        self._observer.round_finished(self.rounds[-1])
+        self._observer.round_finished(record.without_peaks() if self._timed else record.without_measurements())
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """See `RunObserver`."""
@@ -257,6 +270,7 @@ class _Batch:
     fleet: EmulatedFleet
     history: _History
     stop: threading.Event
+    state: Path | None
 
     def play(self) -> int:
         """Let server and clients act in turns until the run is finished; returns the number of turns."""
@@ -266,7 +280,9 @@ class _Batch:
             if self.server.finished:
                 return turn
             if self.stop.is_set():
-                raise StoppedError("the run was stopped before its end; a batch cannot be resumed, start it again")
+                raise StoppedError(
+                    "the run was stopped before its end; the same command, with its name, goes on after the last round"
+                )
             if not self._turn():
                 self.fleet.clock.advance(min(self.fleet.clock() + STEP_S, self.fleet.agenda.next_s))
         state = self.server.state
@@ -285,6 +301,8 @@ class _Batch:
         self.server.finish()  # before the clock may go on: how long the exporter takes is no time of the run
         if self.server.state.aggregated_round != aggregated:
             self.history.note(self.server.state.last)
+            if self.state is not None:
+                self.fleet.record.write(self.state)
         return moved or self.fleet.busy or self.server.busy
 
 
@@ -298,14 +316,15 @@ def _build_result(batch: _Batch, turns: int) -> BatchResult:
     if server.state.phase == "failed":
         raise RunError(server.state.failure)
     result = server.result()
+    kept = keep_meaningful(replace(result, model_path=None, supernet_path=None), server.context.config)
     path = result.model_path
     return BatchResult(
-        rounds=tuple(history.rounds),
+        rounds=kept.rounds,
         model=path.read_bytes() if path is not None else b"",
         supernet=result.supernet_path.read_bytes() if result.supernet_path is not None else b"",
         trained=MappingProxyType(dict(sorted(history.trained.items()))),
         own=MappingProxyType(dict(find_owners(server))),
         turns=turns,
         logical_seconds=batch.fleet.clock(),
-        result=keep_meaningful(replace(result, model_path=None, supernet_path=None), batch.server.context.config),
+        result=kept,
     )
