@@ -33,6 +33,13 @@ CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
     "depthwise, dense": (functional.conv2d, (2, 6, 4, 4), (6, 1, 3, 3), {"padding": 1, "groups": 6}),
     "depthwise, dense, stride": (functional.conv2d, (2, 3, 5, 5), (6, 1, 3, 3), {"stride": 2, "groups": 3}),
     "depthwise, side by side": (functional.conv2d, (8, 4, 8, 7), (4, 1, 3, 3), {"padding": 1, "groups": 4}),
+    "depthwise, large kernel": (functional.conv2d, (2, 3, 12, 12), (3, 1, 7, 7), {"padding": 3, "groups": 3}),
+    "depthwise, large kernel, side by side": (
+        functional.conv2d,
+        (8, 3, 12, 12),
+        (3, 1, 7, 7),
+        {"padding": 3, "groups": 3},
+    ),
     "depthwise, by rows": (functional.conv2d, (2, 4, 13, 12), (8, 1, 3, 3), {"padding": 1, "groups": 4, "stride": 2}),
     "depthwise, one dimension": (functional.conv1d, (2, 4, 150), (4, 1, 5), {"padding": 2, "groups": 4}),
     "transposed": (
@@ -46,8 +53,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_convolution_and_its_gradients(name: str) -> None:
+def make_step(name: str) -> tuple[Step, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A convolution and its gradients, its arguments, and its results in double precision."""
     convolve, input_shape, weight_shape, settings = CASES[name]
     generator = torch.Generator().manual_seed(0)
     inputs, weight = (torch.randn(shape, generator=generator) for shape in (input_shape, weight_shape))
@@ -67,10 +74,23 @@ def test_a_convolution_and_its_gradients(name: str) -> None:
     arguments = (inputs, weight, bias, directions)
     exact = run(*(tensor.double() for tensor in arguments))
     step = Step(run=run, reference=run, inputs=_values("in", arguments), outputs=_values("out", exact))
+    return step, arguments, exact
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_convolution_and_its_gradients(name: str) -> None:
+    step, arguments, exact = make_step(name)
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     results = OnnxTarget().run(body, {value.name: tensor for value, tensor in zip(step.inputs, arguments, strict=True)})
     for actual, expected in zip(results, exact, strict=True):
         torch.testing.assert_close(actual, expected.float(), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "large kernel" in name])
+def test_a_large_depthwise_kernel_takes_no_matrix_of_all_places(name: str) -> None:
+    step, _, _ = make_step(name)
+    sizes = [node.meta["val"].numel() for node in trace(step, OnnxTarget.lowerings).graph.nodes if "val" in node.meta]
+    assert max(sizes) < (12 * 12) ** 2
 
 
 def _values(prefix: str, tensors: tuple[Tensor, ...]) -> tuple[ValueInfo, ...]:

@@ -75,6 +75,7 @@ def record_module(
         samples = draw_samples(inputs, batch, generator) if inputs else draw_input(only, batch, generator)
         runs = run_module(module, samples.to(device), inputs, kernels=markers.kernels)
         records.append(_write(module, runs, cuts, markers, symbols))
+        del runs  # it holds all results, which the next one would come on top of
     first, second = records
     return merge_records(first, second, _BATCHES)
 

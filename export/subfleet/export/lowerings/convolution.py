@@ -14,6 +14,7 @@ Shapes: as in `convolution_geometry`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of, is_linear, pad_or_cut
 from subfleet.export.lowerings.depthwise import (
+    convolve_side_by_side,
     depthwise_forward,
     depthwise_input_gradient,
     depthwise_weight_gradient,
@@ -55,11 +57,11 @@ def _input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: 
     channels = weight.shape[1] * at.groups
     dense = set(at.stride) == {1}
     if dense and (channels > _FEW_CHANNELS or at.groups == channels):
-        return _convolve_flipped_weights(gradient, weight, at)
+        return _convolve_flipped_weights(gradient, weight, sizes, at)
     return _convolve_transposed(gradient, weight, sizes, at)
 
 
-def _convolve_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) -> Tensor:
+def _convolve_flipped_weights(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
     """With stride 1, the backward is itself a convolution."""
     outputs, depth, *kernel = weight.shape
     before = [reach - padding for reach, padding in zip(at.reach(kernel), at.padding, strict=True)]
@@ -67,6 +69,10 @@ def _convolve_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) ->
     cut = [min(amount, 0) for amount in before]
     flipped_cok = _flip(weight.reshape(at.groups, outputs // at.groups, depth, *kernel))
     x = pad_or_cut(gradient, cut, cut)
+    if is_depthwise(flipped_cok, at.groups):
+        d_input = convolve_side_by_side(x, flipped_cok, sizes, replace(at, padding=tuple(padding)))
+        if d_input is not None:
+            return d_input
     return convolve(x, flipped_cok, padding=padding, dilation=at.dilation, groups=at.groups)
 
 

@@ -28,7 +28,8 @@ from subfleet.export.lowerings.convolution_geometry import Geometry, axis_bands,
 PLACES_PER_TAP = 4
 """Up to this many positions for each kernel position, dense matrices are fastest (3 x 3: up to 6 x 6 positions)."""
 FEW_PLACES = 128
-"""Up to this number, samples side by side are faster than separate patches, and so are dense matrices for weights."""
+"""Up to this number, samples side by side are faster than separate patches, and so are dense matrices for weights. With
+more, bands and dense matrices take much memory (7 x 7 over 14 x 14: 7.5 MB, and 0.15 MB for each channel)."""
 LEAST_SAMPLES = 8
 
 
@@ -43,7 +44,7 @@ def _largest(sizes: Sequence[int], places: Sequence[int]) -> int:
 
 def is_small(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int]) -> bool:
     """Return whether input and output are small enough for dense matrices to pay off."""
-    return _largest(sizes, places) <= PLACES_PER_TAP * math.prod(kernel)
+    return _largest(sizes, places) <= min(PLACES_PER_TAP * math.prod(kernel), FEW_PLACES)
 
 
 def _channels_first(x_ncs: Tensor, channels: int) -> Tensor:
@@ -59,15 +60,17 @@ def _samples_first(x_cns: Tensor, shape: Sequence[int]) -> Tensor:
 
 def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor | None:
     """Convolve over few positions: (N, C, *S) and (C * M, 1, *K) to (N, C * M, *P); None if there are too many."""
-    sizes, kernel = inputs.shape[2:], weight.shape[2:]
-    if is_small(kernel, sizes, places):
+    if is_small(weight.shape[2:], inputs.shape[2:], places):
         return _dense(inputs, weight, places, at)
-    few = _largest(sizes, places) <= FEW_PLACES and len(inputs) >= LEAST_SAMPLES
-    return _side_by_side(inputs, weight, places, at) if few and set(at.stride) == {1} else None
+    return convolve_side_by_side(inputs, weight, places, at)
 
 
-def _side_by_side(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor:
-    (samples, channels, *sizes), outputs = inputs.shape, weight.shape[0]
+def convolve_side_by_side(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor | None:
+    """As `depthwise_forward`; None if samples are few, positions many, or the stride is above 1."""
+    (samples, channels, *sizes), (outputs, _, *kernel) = inputs.shape, weight.shape
+    most = max(FEW_PLACES, PLACES_PER_TAP * math.prod(kernel))
+    if _largest(sizes, places) > most or samples < LEAST_SAMPLES or set(at.stride) != {1}:
+        return None
     x = inputs.reshape(samples, -1).t().reshape(1, channels, *sizes[:-1], sizes[-1] * samples)
     padding, dilation = ((*values[:-1], values[-1] * samples) for values in (at.padding, at.dilation))
     output = convolve(x, weight, padding=padding, dilation=dilation, groups=channels)

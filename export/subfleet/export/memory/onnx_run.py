@@ -1,8 +1,8 @@
 """Runs a program in ONNX Runtime to see the graph after the runtime's own rewriting, in the order of execution.
 
 The runtime fuses, drops and reorders nodes when it loads a program, so the written graph says little about memory. It
-can save its own graph, with nodes in the order of execution, and report what ran, with all shapes. Both come from one
-session with the device's settings, which runs the program once.
+can save its own graph, with nodes in the order of execution, and report what ran, with all shapes. Two sessions with
+the device's settings do one each, and the second runs the program once.
 """
 
 import json
@@ -82,18 +82,20 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> ExecutedGraph:
     onnxruntime = import_silently("onnxruntime")
 
     with TemporaryDirectory() as folder:
-        options = session_options()
-        options.optimized_model_filepath = str(Path(folder) / "rewritten.onnx")
-        options.enable_profiling = True
-        options.profile_file_prefix = str(Path(folder) / "run")
-        # The first session of a process takes memory for all later ones, which is not the program's.
-        onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+        path, provider = Path(folder) / "rewritten.onnx", ["CPUExecutionProvider"]
+        writing, counted = session_options(), session_options()
+        writing.optimized_model_filepath = str(path)
+        counted.enable_profiling = True
+        counted.profile_file_prefix = str(Path(folder) / "run")
+        # The first session of a process takes memory for all later ones, which is not the program's, and a session that
+        # writes its graph keeps a copy of folded constants.
+        onnxruntime.InferenceSession(body, writing, providers=provider)
         before = heap_bytes()
-        session = onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(body, counted, providers=provider)
         after = heap_bytes()
         session.run(None, {value.name: np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs})
         events = json.loads(Path(session.end_profiling()).read_bytes())
-        rewritten = onnx.load_model(options.optimized_model_filepath)
+        rewritten = onnx.load_model(path)
     _sort_by_execution(rewritten.graph, events)
     heap_bytes_taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
     types = _read_types(rewritten.graph, events)
