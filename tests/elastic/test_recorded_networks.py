@@ -4,6 +4,7 @@ import math
 import random
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,33 @@ def test_lazy_layers_are_recorded_with_their_sizes() -> None:
     replayed = build_module(network, network.full_architecture())
     replayed.load_state_dict({name: module.state_dict()[name] for name in network.tensors})
     assert torch.equal(replayed(inputs), module(inputs))
+
+
+def test_first_weights_of_lazy_layers_are_recorded_alike() -> None:
+    first, second = (record_network(nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), (3, 4)) for _ in range(2))
+    assert first == second
+
+
+class Remembered(nn.Module):
+    """Knows which of its results are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.results: list[weakref.ref[Tensor]] = []
+        self.alive: list[list[int]] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.alive.append([len(result) for ref in self.results if (result := ref()) is not None])
+        hidden = inputs + 1
+        self.results.append(weakref.ref(hidden))
+        return self.head(hidden)
+
+
+def test_results_of_one_batch_are_held_at_a_time() -> None:
+    module = Remembered()
+    record_network(module, (4,))
+    assert module.alive == [[], [3], [], [5]]
 
 
 class Windowed(nn.Module):

@@ -129,6 +129,7 @@ def _initialise(module: nn.Module, samples: Tensor, inputs: Inputs) -> None:
     modes = {layer: layer.training for layer in module.modules()}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)  # noqa: TID251 - layers draw their first weights
             call_module(module.eval(), samples, inputs)
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(
