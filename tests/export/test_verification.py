@@ -55,9 +55,9 @@ def run_with_change(step: Step, name: str, change: Callable[[Tensor], Tensor], *
 class Measured(Trial):
     """A trial of a whole batch, or of a few samples, that finds a gradient off by this much."""
 
-    def __init__(self, own: float, *, is_number: bool, is_whole: bool) -> None:
+    def __init__(self, own: float, *, is_number: bool, is_whole: bool, size: float = 1.0) -> None:
         self.is_whole = is_whole
-        known = {"name": "gain", "jumps": True, "size": 1.0, "usual": 1.0, "eager": 0.08}
+        known = {"name": "gain", "jumps": True, "size": size, "usual": 1.0, "eager": 0.08}
         self._found = Distance(is_number=is_number, own=own, largest=own, **known)  # type: ignore[arg-type]
 
     def measure(self, run: Run) -> list[Distance]:
@@ -80,6 +80,19 @@ def test_a_number_with_much_rounding_must_be_right_in_another_trial(
     trials = [Measured(own, is_number=is_number, is_whole=is_whole) for own, is_whole in owns]
     if passes:
         assert verify_trials(lambda example: example, trials).max_abs_diff == few
+        return
+    with pytest.raises(ExportError, match="'gain' is off by"):
+        verify_trials(lambda example: example, trials)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_trial_where_a_number_is_rounding_alone_proves_nothing(*, is_seen: bool) -> None:
+    """An error of a fifth hides in twice as much rounding."""
+    trials = [Measured(0.2, is_number=True, is_whole=True)]
+    trials += [Measured(0.2 * size, is_number=True, is_whole=False, size=size) for size in (0.1, 0.5)]
+    if is_seen:
+        trials += [Measured(0.01, is_number=True, is_whole=False)]
+        verify_trials(lambda example: example, trials)
         return
     with pytest.raises(ExportError, match="'gain' is off by"):
         verify_trials(lambda example: example, trials)

@@ -68,17 +68,14 @@ class Distance:
         rounding = max(factor * self.eager, FREE * self.size, ROUNDING * self.usual)
         return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
-    def passes(self, jump: float = 0.0) -> bool:
-        """Return whether the result is close enough; NaN fails.
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether its error may be the rounding of one number, which differs by chance, although above the limit."""
+        return self.jumps and self.is_number and self.own <= EAGER_FACTOR * self.eager
 
-        Args:
-            jump: a gradient may jump by this fraction of itself. Above 0, rounding of one number may be above
-                `LARGEST`, since it differs by chance; another trial must then pass without.
-        """
-        allowed = 0.0
-        if self.jumps and jump:
-            rounding = EAGER_FACTOR * self.eager if self.is_number else 0.0
-            allowed = max(jump * (self.size if self.is_seen else self.usual), rounding)
+    def passes(self, jump: float = 0.0) -> bool:
+        """Return whether the result is close enough; a gradient may jump by this fraction of itself. NaN fails."""
+        allowed = jump * (self.size if self.is_seen else self.usual) if self.jumps else 0.0
         return self.own <= max(self.limit, allowed)
 
 
