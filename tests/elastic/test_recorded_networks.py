@@ -332,7 +332,8 @@ class Remembered(nn.Module):
         self.alive.append([len(result) for ref in self.results if (result := ref()) is not None])
         hidden = inputs + 1
         self.results.append(weakref.ref(hidden))
-        return self.head(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
 
 
 def test_results_of_one_batch_are_held_at_a_time() -> None:

@@ -233,6 +233,16 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
     assert simulate_arena(arena_requests(graph)).region_bytes == tuple(int(size) for size in extensions)
 
 
+def test_a_region_of_the_arena_is_at_most_a_gibibyte_if_blocks_are_smaller() -> None:
+    """The sizes are those that the runtime logs for such blocks."""
+    arena = Arena()
+    for _ in range(30):
+        arena.allocate(150 * MEBIBYTE)
+    assert arena.region_bytes == tuple(size * MEBIBYTE for size in (256, 256, 512, *[1024] * 5))
+    arena.allocate(1500 * MEBIBYTE)
+    assert arena.region_bytes[-1] == 2048 * MEBIBYTE
+
+
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:
     planned = session_options()
     body = program([("Exp", ["x"], ["y"])], {"x": (1,)}, ["y"])

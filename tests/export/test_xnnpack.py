@@ -209,6 +209,12 @@ def test_sums_of_rows_round_little() -> None:
     assert float((sums - x.double().sum(1)).norm() / x.norm()) < 2.5e-7
 
 
+def test_sums_of_columns_round_little() -> None:
+    x = normal(12544, 32)
+    (sums,) = run_delegated(graph_of(lambda x: x.sum(0), x), x)
+    assert float((sums - x.double().sum(0)).norm() / x.norm()) < 2.5e-7
+
+
 def test_operators_that_xnnpack_lacks_are_left_to_the_runtime() -> None:
     tokens, table = torch.tensor([[1, 0], [2, 2]]), normal(3, 4)
 

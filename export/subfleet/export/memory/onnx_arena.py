@@ -2,8 +2,8 @@
 
 The arena (`BFCArena` in ONNX Runtime's sources, after TensorFlow's allocator of that name) takes regions from the
 system and cuts blocks from them: the smallest free block that fits, split if it is twice as large, and merged with free
-neighbours when it is freed. A region is twice as large as the one before; the system only holds those of its pages that
-were written. So the order of requests determines the memory that the arena takes.
+neighbours when it is freed. A region is twice as large as the one before, up to 1 GiB or what a block needs; the system
+only holds those of its pages that were written. So the order of requests determines the memory that the arena takes.
 """
 
 import bisect
@@ -15,6 +15,7 @@ from subfleet.export.memory.blocks import BlockRequest
 
 _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2**20
+_LARGEST_DOUBLED_BYTES = 2**30
 _LARGEST_WASTE_BYTES = 128 * 2**20
 _ENTRY_BYTES = 8
 """A region has a table with one entry for each position where a block may begin; all of it is written."""
@@ -75,7 +76,8 @@ class Arena:
         size_bytes = self._next_region_bytes
         while size_bytes < rounded:
             size_bytes *= 2
-        self._next_region_bytes = size_bytes if size_bytes > self._next_region_bytes else 2 * size_bytes
+        fits = size_bytes == self._next_region_bytes
+        self._next_region_bytes = min(2 * size_bytes, _LARGEST_DOUBLED_BYTES) if fits else size_bytes
         self._region_sizes.append(size_bytes)
         self._add_free(len(self._written) * PAGE_BYTES, size_bytes)
         # A gap between regions, so that they share no page and their blocks are never neighbours.

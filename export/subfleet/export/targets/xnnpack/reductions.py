@@ -21,8 +21,12 @@ aten = torch.ops.aten
 LONGEST_PRODUCT = 1024
 _FEW_NUMBERS = 1 << 16
 """Rows up to this length are summed by a product with ones; longer ones by a mean, which is slow for each row."""
+_USUAL_COLUMN = 32
+"""Longer columns are summed in parts of about this length, then the sums of the parts, and so on: XNNPACK adds a number
+to the sum of those before. With two stages for 4 x 112 x 112 numbers, gradients of DenseNet were 3.5 times as far off
+as those of PyTorch, which adds in double precision; now 2 times."""
 _LONGEST_SUM = 512
-"""Longer columns are summed in two stages, which is more exact than one sum."""
+"""Longer rows that are summed by means are summed in two stages."""
 _LONGEST_ROW = 128
 """Likewise longer rows by products, which add one number after the other: at 1024, 5 times PyTorch's error."""
 
@@ -44,12 +48,20 @@ def list_row_products(length: int) -> tuple[int, ...]:
 def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
     """Reduce (outer, reduced, columns) to (outer, columns)."""
     outer, reduced, columns = graph.shape(x_orc)
-    parts = _parts(reduced)
-    if parts > 1:
-        split = graph.reshape(x_orc, (outer * parts, reduced // parts, 1, columns))
-        x_orc = graph.reshape(graph.mean_over_middle(split), (outer, parts, columns))
-    shaped = graph.reshape(x_orc, (outer, graph.shape(x_orc)[1], 1, columns))
-    return graph.reshape(graph.mean_over_middle(shaped), (outer, columns))
+    length = _part_of_column(reduced)
+    parts = reduced // length
+    means = graph.mean_over_middle(graph.reshape(x_orc, (outer * parts, length, 1, columns)))
+    if parts == 1:
+        return graph.reshape(means, (outer, columns))
+    return _mean_of_columns(graph, graph.reshape(means, (outer, parts, columns)))
+
+
+def _part_of_column(length: int) -> int:
+    """Return the length of the equal parts in which a column is summed first."""
+    if length <= _USUAL_COLUMN:
+        return length
+    divisors = [part for part in range(2, length + 1) if length % part == 0]
+    return min(divisors, key=lambda part: abs(math.log(part / _USUAL_COLUMN)))
 
 
 def _row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
