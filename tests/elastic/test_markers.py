@@ -140,6 +140,29 @@ def test_dimensions_with_one_name_are_one_axis() -> None:
     assert module(torch.zeros(2, 2, 5, 4)).shape == (2, 3)
 
 
+def test_an_axis_can_be_named_by_a_layers_outputs() -> None:
+    network = record_chain(axes={("layers", 1): ("last",), ("layers.0", 1): ("middle",), ("stem", 1): ("middle",)})
+    assert list(network.axes) == ["last", "middle", "class"]
+    assert network.tensors["layers.0.conv.weight"].axes == ("middle", "middle", None, None)
+    assert network.tensors["gate.factor"].axes == ("last", None, None)
+
+
+def test_an_axis_has_the_first_of_several_names() -> None:
+    network = record_chain(axes={("gate", 1): ("last",), ("layers.1.conv.weight", 0): ("other",)})
+    assert list(network.axes) == ["last", "stem", "layers.0.conv", "class"]
+
+
+def test_a_layers_markers_say_the_same_about_it_in_the_names_of_the_whole() -> None:
+    part = Markers(
+        axes={("conv.weight", 0): ("outer", "inner")}, kinds={"outer": "head"}, roles={"conv.weight": "residual"}
+    )
+    assert part.within("layers.0") == Markers(
+        axes={("layers.0.conv.weight", 0): ("layers.0.outer", "layers.0.inner")},
+        kinds={"layers.0.outer": "head"},
+        roles={"layers.0.conv.weight": "residual"},
+    )
+
+
 def test_marked_axes_are_listed_first_in_the_order_of_the_markers() -> None:
     network = record_chain(axes={("head.weight", 0): ("results",), ("layers.1.conv.weight", 0): ("last",)})
     assert list(network.axes) == ["results", "last", "stem", "layers.0.conv"]

@@ -79,7 +79,7 @@ def _squeeze_excite(layers: Layers, width: int, *, kernel: int, expansion: float
     """A residual block of a convolution, squeeze-and-excitation and a 1x1 convolution."""
     inner = int(width * expansion)
     widen = layers.normed_layer((width, inner), kernel, activation=nn.ReLU)
-    squeeze = SqueezeExcitation(inner, inner, activation=nn.ReLU, gate=nn.Sigmoid)
+    squeeze = SqueezeExcitation(inner, inner, nn.ReLU, nn.Sigmoid)
     narrow = layers.normed_layer((inner, width), activation=nn.ReLU)
     return ResidualSum(nn.Sequential(OrderedDict(widen=widen, squeeze=squeeze, narrow=narrow)))
 

@@ -4,21 +4,25 @@ The layers are plain `torch.nn`; the classes here only connect them.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.network import Norm
+from subfleet.elastic.network import Norm, Role
 from subfleet.elastic.recording.functions import divide_by_kept
+from subfleet.elastic.recording.markers import Markers
 from subfleet.protocol.errors import ConfigError
 
 EPSILON = 1e-5
 """Default constant that BatchNorm adds to the variance."""
 MakeActivation = Callable[[], nn.Module]
 """Makes an activation, such as `nn.ReLU6`."""
+STEP: Mapping[str, Role] = MappingProxyType({"step": "step"})
+"""Role of the learnable step of a block."""
 
 
 class Normed(Protocol):
@@ -162,6 +166,11 @@ class PreactBlock(nn.Module):
             self.add_module(f"layer{number}", layer)
         self.shortcut = shortcut
         self.step = nn.Parameter(torch.ones(1)) if learnable_step else None
+        inner = zip(range(1, self.depth), ("inner", "filtered"), strict=False)
+        self.markers = Markers(
+            axes={(f"layer{number}.weight", 0): (axis,) for number, axis in inner},
+            roles={f"layer{self.depth}.weight": "residual", **(STEP if learnable_step else {})},
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the output of the layers to the input or its projection."""
@@ -183,7 +192,7 @@ class PreactBlock(nn.Module):
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a gate computed from the means of all channels (Hu et al. 2018, section 3)."""
 
-    def __init__(self, width: int, squeezed: int, *, activation: MakeActivation, gate: MakeActivation) -> None:
+    def __init__(self, width: int, squeezed: int, activation: MakeActivation, gate: MakeActivation) -> None:
         super().__init__()
         self.squeeze = nn.Conv2d(width, squeezed, 1)
         self.activation = activation()
@@ -209,6 +218,16 @@ class InvertedResidual(nn.Module):
         self.layers = layers
         self.residual = residual
         self.step = nn.Parameter(torch.ones(1)) if learnable_step else None
+        inner = {"widen": ("widen.conv", "inner"), "squeeze": ("squeeze.squeeze", "squeezed")}
+        self.markers = Markers(
+            axes={
+                (f"layers.{inner[name][0]}.weight", 0): inner[name][1:]
+                for name, _ in layers.named_children()
+                if name in inner
+            },
+            kinds={"squeezed": "squeeze"},
+            roles=STEP if learnable_step else {},
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, channels out, height / stride, width / stride)."""

@@ -1,7 +1,6 @@
 """NAS-Bench-201 networks: sections of cells described by a genotype, with residual blocks between them."""
 
 from collections import OrderedDict
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -15,17 +14,11 @@ from subfleet.elastic.families.records.genotypes import (
     narrow_nodes,
 )
 from subfleet.elastic.families.records.nas_bench import NasBench201
-from subfleet.elastic.families.sections import (
-    BlockAxes,
-    BlockPlan,
-    MarkedSequence,
-    build_sections,
-    mark_blocks,
-    plan_blocks,
-)
+from subfleet.elastic.families.sections import BlockPlan, SectionedNetwork, build_sections, plan_blocks
+from subfleet.elastic.recording.markers import Markers
 
 _INNER = ("inner", "filtered")
-"""The last part of the names of a block's inner axes."""
+"""The names of a block's inner axes."""
 
 
 def nas_bench_201(config: NasBench201) -> nn.Module:
@@ -34,63 +27,34 @@ def nas_bench_201(config: NasBench201) -> nn.Module:
     Layers of a cell are ReLU, convolution and norm in this order. Edges that are not on a path from input to output are
     omitted, because they have no gradient. Nodes between convolutions only have an axis of their own in each cell.
     """
-    plans = plan_blocks(
-        config, strides=(1, *(2 for _ in config.widths[1:])), stem_width=config.widths[0], keeping="first"
-    )
+    strides = (1, *(2 for _ in config.widths[1:]))
+    plans = plan_blocks(config, stem_width=config.widths[0], strides=strides, keeping="first")
     edges, layers = edges_of(config.cell), Layers(config=config)
     widths = expand_to_blocks(config.hidden_widths or config.widths, config.depths)
-    inner = {plan.name: width for plan, width in zip(plans, widths, strict=True)}
+    inner = dict(zip(plans, widths, strict=True))
 
-    def block(plan: BlockPlan) -> nn.Module:
-        if plan.residual:
-            return _build_cell(layers, edges, plan, inner[plan.name])
-        return Reduction(layers, plan.width_in, inner[plan.name], plan.width)
+    def make(plan: BlockPlan) -> nn.Module:
+        if plan.keeps:
+            return CellModule(layers, plan.width, inner[plan], edges)
+        return Reduction(layers, plan.width_in, inner[plan], plan.width)
 
-    width_in, width = plans[0].width_in, plans[-1].width
-    modules = OrderedDict[str, nn.Module](stem=layers.normed_layer((config.input_shape[0], width_in), 3))
-    modules.update(build_sections(plans, block))
+    width = plans[-1].width
+    stem = layers.normed_layer((config.input_shape[0], config.widths[0]), 3)
+    modules = OrderedDict[str, nn.Module](stem=stem, **build_sections(plans, make))
     modules.update(
         norm=layers.norm(width), relu=nn.ReLU(), pool=SpatialMean(), head=nn.Linear(width, config.class_count)
     )
-    markers = mark_blocks(
-        plans, partial(_list_axes, edges), stem="stem.conv", others={"head": "class"}, kinds={}, roles={}
-    )
-    return MarkedSequence(modules, markers)
+    return SectionedNetwork(modules, plans)
 
 
-def _list_axes(edges: tuple[Edge, ...], plan: BlockPlan) -> BlockAxes:
-    if not plan.residual:
-        return BlockAxes(stream=("second.conv",), inner={"first.conv": "inner"})
-    narrow = _name_nodes(edges)
-    into = {edge.name: edge.target for edge in edges if edge.convolves}
-    return BlockAxes(
-        stream=tuple(f"{name}.conv" for name, node in into.items() if node not in narrow),
-        inner={f"{name}.conv": narrow[node] for name, node in into.items() if node in narrow},
-    )
-
-
-def _name_nodes(edges: tuple[Edge, ...]) -> dict[int, str]:
-    """The last part of the name of the axis of each node with an axis of its own."""
-    return {node: name for name, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
-
-
-def _build_cell(layers: Layers, edges: tuple[Edge, ...], plan: BlockPlan, inner: int) -> "CellModule":
-    narrow = _name_nodes(edges)
-
-    def width(node: int) -> int:
-        return inner if node in narrow else plan.width
-
-    modules = OrderedDict[str, nn.Module]()
-    for edge in edges:
-        match edge.operation:
-            case "skip_connect":
-                modules[edge.name] = nn.Identity()
-            case "avg_pool_3x3":
-                modules[edge.name] = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
-            case operation:
-                widths = (width(edge.source), width(edge.target))
-                modules[edge.name] = _make_active_layer(layers, widths, CONVOLUTIONS[operation])
-    return CellModule(modules, edges)
+def _build_edge(layers: Layers, edge: Edge, widths: tuple[int, int]) -> nn.Module:
+    match edge.operation:
+        case "skip_connect":
+            return nn.Identity()
+        case "avg_pool_3x3":
+            return nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
+        case operation:
+            return _make_active_layer(layers, widths, CONVOLUTIONS[operation])
 
 
 def _make_active_layer(layers: Layers, widths: tuple[int, int], kernel: int, *, stride: int = 1) -> nn.Sequential:
@@ -103,15 +67,21 @@ class CellModule(nn.Module):
     """A cell: each node is the sum of its incoming edges, and the last node is the output.
 
     Args:
-        modules: modules of the edges by name.
+        layers: creates its layers.
+        width: channels of its input and output.
+        inner: channels of nodes with an axis of their own.
         edges: edges by target and source, each on a path from the first node to the last.
     """
 
-    def __init__(self, modules: OrderedDict[str, nn.Module], edges: tuple[Edge, ...]) -> None:
+    def __init__(self, layers: Layers, width: int, inner: int, edges: tuple[Edge, ...]) -> None:
         super().__init__()
         self.edges = edges
-        for name, module in modules.items():
-            self.add_module(name, module)
+        own = {node: axis for axis, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
+        for edge in edges:
+            width_in, width_out = (inner if node in own else width for node in (edge.source, edge.target))
+            self.add_module(edge.name, _build_edge(layers, edge, (width_in, width_out)))
+        into = {edge.name: own[edge.target] for edge in edges if edge.convolves and edge.target in own}
+        self.markers = Markers(axes={(f"{name}.conv.weight", 0): (axis,) for name, axis in into.items()})
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to the same."""
@@ -131,6 +101,8 @@ class Reduction(nn.Module):
         inner: channels inside.
         width: output channels.
     """
+
+    markers = Markers(axes={("first.conv.weight", 0): _INNER[:1]})
 
     def __init__(self, layers: Layers, width_in: int, inner: int, width: int) -> None:
         super().__init__()

@@ -5,16 +5,8 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from subfleet.elastic.families.records.recurrent import Lstm
-from subfleet.elastic.families.sections import (
-    AxisNames,
-    MarkedSequence,
-    build_sections,
-    list_sections,
-    plan_blocks,
-)
+from subfleet.elastic.families.sections import SectionedNetwork, build_sections, plan_blocks
 from subfleet.elastic.recording.markers import Markers
-
-_EMBEDDING = "embedding"
 
 
 def lstm(config: Lstm) -> nn.Module:
@@ -23,29 +15,16 @@ def lstm(config: Lstm) -> nn.Module:
     The states of a section's layers have the section's width.
     """
     embedding_width = config.embedding_width or config.widths[0]
-    plans = plan_blocks(
-        config,
-        strides=(1,) * len(config.widths),
-        stem_width=embedding_width,
-        keeping="none",
-        names=AxisNames(stem=_EMBEDDING, stream="state"),
-    )
+    plans = plan_blocks(config, stem_width=embedding_width, stream="state")
     modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, embedding_width))
     modules.update(build_sections(plans, lambda plan: RecurrentLayer(plan.width_in, plan.width)))
     modules["head"] = nn.Linear(plans[-1].width, config.class_count)
-    markers = Markers(
-        axes={
-            ("head.weight", 0): ("class",),
-            ("embedding.weight", 1): (_EMBEDDING,),
-            **{(f"{plan.name}.lstm.weight_hh_l0", 1): (plan.stream,) for plan in plans},
-        },
-        kinds={_EMBEDDING: "embed"},
-        sections=list_sections(plans),
-        kept=frozenset(plan.name for plan in plans if not plan.position),
+    before = Markers(
+        axes={("head.weight", 0): ("class",), ("embedding.weight", 1): ("embedding",)},
+        kinds={"embedding": "embed"},
         roles={"embedding.weight": "symbol"},
-        drawn=True,
     )
-    return MarkedSequence(modules, markers)
+    return SectionedNetwork(modules, plans, channel=2, before=before)
 
 
 class RecurrentLayer(nn.Module):

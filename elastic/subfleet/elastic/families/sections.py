@@ -1,37 +1,23 @@
-"""The layout of blocks in networks: sections, streams and strides."""
+"""Networks of sections of blocks: their sizes, and what the whole says about its axes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby
 from typing import Literal, Protocol, TypeVar
 
 from torch import nn
 
-from subfleet.elastic.axes import AxisKind
-from subfleet.elastic.network import Role
-from subfleet.elastic.recording.markers import Markers
+from subfleet.elastic.families.records.checks import expand_to_blocks
+from subfleet.elastic.recording.markers import UNMARKED, Markers
 from subfleet.protocol.errors import ConfigError
 
-
-class PlacedBlock(Protocol):
-    """The position of a block in the network."""
-
-    @property
-    def name(self) -> str:
-        """Name of the block; see `block_name`."""
-
-    @property
-    def section(self) -> int:
-        """Index of its section."""
-
-    @property
-    def position(self) -> int:
-        """Its index in its section; blocks after the first can be omitted."""
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class Sectioned(Protocol):
-    """Settings of a network with a width for each section."""
+    """Settings of a network with a width for each section; optional ones are `kernels` and `layer_widths`."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -43,214 +29,163 @@ class Sectioned(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AxisNames:
-    """Names of axes.
-
-    Attributes:
-        stem: name of the axis of the first block's input, if that block starts a new stream.
-        stream: last part of the name of a section's stream.
-    """
-
-    stem: str = "stem"
-    stream: str = "stream"
-
-
-_USUAL_NAMES = AxisNames()
-_Plan = TypeVar("_Plan", bound=PlacedBlock)
-
-
-def block_name(section: int, position: int) -> str:
-    """The name of a block and of its module in the network."""
-    return f"section{section}.block{position}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """A block with one input and one output stream.
+    """A block with one input and one output.
 
     Attributes:
-        section: as in `PlacedBlock`.
-        position: as in `PlacedBlock`.
-        stream_in: axis of its input.
-        stream: axis of its output; the same axis if a residual connection, or omitting the block, ties both.
-        width_in: size of `stream_in`.
-        width: size of `stream`.
+        section: index of its section.
+        position: its index in its section; blocks after the first can be omitted.
+        stream: axis of its output.
+        keeps: whether its input has the same axis, because the block adds to it, or can be omitted.
+        width_in: width of its input.
+        width: width of its output.
         stride: stride of its convolution, if any.
-        kernel: side of its kernels; 0 if the settings name none.
+        side: side of its kernels.
     """
 
     section: int
     position: int
-    stream_in: str
     stream: str
+    keeps: bool
     width_in: int
     width: int
     stride: int
-    kernel: int
+    side: int
 
     @property
     def name(self) -> str:
-        """As in `PlacedBlock`."""
-        return block_name(self.section, self.position)
-
-    @property
-    def residual(self) -> bool:
-        """Whether the block adds to its input without projecting it."""
-        return self.stream_in == self.stream
-
-    @property
-    def side(self) -> int:
-        """The side of its kernels."""
-        return self.kernel or 3
+        """Path of its module in the network."""
+        return f"section{self.section}.block{self.position}"
 
 
 def plan_blocks(
     config: Sectioned,
     *,
-    strides: tuple[int, ...],
     stem_width: int,
-    keeping: Literal["none", "first", "all"],
-    kernels: tuple[int, ...] = (),
-    names: AxisNames = _USUAL_NAMES,
+    strides: tuple[int, ...] = (),
+    keeping: Literal["none", "first", "all"] = "none",
+    stream: str = "stream",
 ) -> tuple[BlockPlan, ...]:
     """List all blocks of a network in order.
 
-    All blocks of a section share one stream. Its first block starts a new stream, or keeps the previous one if it is
-    residual and neither width nor stride change.
+    All blocks of a section share one stream, unless the settings give each layer a width. The first block starts a new
+    stream, or keeps the previous one if it is residual and neither width nor stride change.
 
     Args:
         config: the settings.
-        strides: stride of each section.
         stem_width: input channels of the first block.
+        strides: stride of each section; empty for 1.
         keeping: sections that may keep the previous stream.
-        kernels: side of the kernels of each section; empty if the settings name none.
-        names: names of the axes.
+        stream: last part of the name of a section's stream.
 
     Raises:
         ConfigError: a kernel side is even.
     """
+    kernels: tuple[int, ...] = getattr(config, "kernels", ())
     even = next((side for side in kernels if side % 2 == 0), None)
     if even is not None:
         raise ConfigError(f"a kernel of section {kernels.index(even)} is {even} wide, but must be odd")
-    before = (stem_width, *config.widths)
-    keeps = [
-        stride == 1 and width_in == width and (keeping == "all" or (keeping == "first" and not section))
-        for section, (stride, width_in, width) in enumerate(zip(strides, before, config.widths, strict=False))
-    ]
-    before_section = f"section0.{names.stream}" if keeps[0] else names.stem
+    layer_widths: tuple[int, ...] = getattr(config, "layer_widths", ())
     plans: list[BlockPlan] = []
-    for section, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
-        own = before_section if keeps[section] else f"section{section}.{names.stream}"
-        plans += [
-            BlockPlan(
+    widths = iter(layer_widths or expand_to_blocks(config.widths, config.depths))
+    for section, depth in enumerate(config.depths):
+        for position in range(depth):
+            width_in, width = plans[-1].width if plans else stem_width, next(widths)
+            stride = strides[section] if strides and not position else 1
+            may_keep = keeping == "all" or (keeping == "first" and not section) or bool(position)
+            keeps = may_keep and not layer_widths and stride == 1 and width_in == width
+            plan = BlockPlan(
                 section=section,
                 position=position,
-                stream_in=own if position else before_section,
-                stream=own,
-                width_in=width if position else before[section],
+                stream=plans[-1].stream if keeps and plans else f"section{section}.{stream}",
+                keeps=keeps,
+                width_in=width_in,
                 width=width,
-                stride=1 if position else strides[section],
-                kernel=kernels[section] if kernels else 0,
+                stride=stride,
+                side=kernels[section] if kernels else 3,
             )
-            for position in range(depth)
-        ]
-        before_section = own
+            plans.append(replace(plan, stream=f"{plan.name}.width") if layer_widths else plan)
     return tuple(plans)
 
 
-def with_layer_widths(plans: Sequence[BlockPlan], layer_widths: Sequence[int]) -> tuple[BlockPlan, ...]:
-    """The same blocks, each with an output stream of its own width."""
-    axes = (plans[0].stream_in, *(f"{plan.name}.width" for plan in plans))
-    sizes = (plans[0].width_in, *layer_widths)
-    return tuple(
-        replace(plan, stream_in=axis_in, stream=axis, width_in=width_in, width=width)
-        for plan, (axis_in, axis), (width_in, width) in zip(plans, pairwise(axes), pairwise(sizes), strict=True)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockAxes:
-    """The axes of a block, by the layers whose outputs run over them; layers are relative to the block.
-
-    Attributes:
-        stream: layers whose outputs are the block's.
-        inner: layers inside, with the last part of the axis' name.
-        kernels: layers whose kernels may be cut.
-    """
-
-    stream: tuple[str, ...]
-    inner: Mapping[str, str]
-    kernels: tuple[str, ...] = ()
-
-
-def mark_blocks(
-    plans: Sequence[BlockPlan],
-    axes: Callable[[BlockPlan], BlockAxes],
-    *,
-    stem: str = "",
-    others: Mapping[str, str],
-    kinds: Mapping[str, AxisKind],
-    roles: Mapping[str, Role],
-) -> Markers:
-    """The markers of a network of blocks.
-
-    Args:
-        plans: its blocks.
-        axes: axes of a block.
-        stem: the layer before the first block; empty if there is none.
-        others: the axes of other layers' outputs, by layer.
-        kinds: kinds of inner axes by the last part of their names.
-        roles: as in `Markers`.
-    """
-    first = {stem: plans[0].stream_in} if stem else {}
-    streams = {f"{plan.name}.{layer}": plan.stream for plan in plans for layer in axes(plan).stream}
-    inner = {f"{plan.name}.{layer}": f"{plan.name}.{own}" for plan in plans for layer, own in axes(plan).inner.items()}
-    kernels = {
-        f"{plan.name}.{layer}": f"{plan.name}.kernel" for plan in plans if plan.kernel for layer in axes(plan).kernels
-    }
-    named = {(f"{layer}.weight", 0): (axis,) for layer, axis in (first | streams | inner).items()}
-    named |= {(f"{layer}.weight", 2): (axis,) for layer, axis in kernels.items()}
-    return Markers(
-        axes=named | {(f"{layer}.weight", 0): (axis,) for layer, axis in others.items()},
-        kinds={axis: kinds[axis.rpartition(".")[2]] for axis in inner.values() if axis.rpartition(".")[2] in kinds},
-        kernels=frozenset(f"{layer}.weight" for layer in kernels),
-        sections=list_sections(plans),
-        kept=frozenset(plan.name for plan in plans if not plan.position),
-        roles=roles,
-        drawn=True,
-    )
-
-
-def list_sections(plans: Iterable[PlacedBlock]) -> tuple[tuple[str, ...], ...]:
-    """The names of the blocks of each section."""
-    return tuple(tuple(plan.name for plan in own) for _, own in groupby(plans, lambda plan: plan.section))
-
-
 def build_sections(
-    plans: Iterable[_Plan], make: Callable[[_Plan], nn.Module], *, close: Callable[[], nn.Module] | None = None
-) -> Iterator[tuple[str, nn.Sequential]]:
-    """Build the blocks of a network, and yield the name and module of each section.
+    plans: Sequence[BlockPlan],
+    make: Callable[[BlockPlan], nn.Module],
+    *,
+    close: Callable[[], nn.Module] | None = None,
+) -> "OrderedDict[str, nn.Module]":
+    """Build the blocks of a network: a module for each section, by its name.
 
     Args:
         plans: all blocks.
         make: creates a block.
         close: creates a final module for each section, if any.
     """
+    sections = OrderedDict[str, nn.Module]()
     for section, inside in groupby(plans, lambda plan: plan.section):
         modules = OrderedDict((plan.name.rpartition(".")[2], make(plan)) for plan in inside)
         if close is not None:
             modules["pool"] = close()
-        yield f"section{section}", nn.Sequential(modules)
+        sections[f"section{section}"] = nn.Sequential(modules)
+    return sections
 
 
-class MarkedSequence(nn.Sequential):
-    """Modules that run one after the other, with markers.
+class SectionedNetwork(nn.Sequential):
+    """Modules that run one after the other, among them sections of blocks, and the markers of all.
+
+    The outputs of blocks have the axes of their plans. What is inside a block is said by markers of its own, in names
+    relative to it.
 
     Args:
-        modules: by name.
-        markers: of the whole.
+        modules: by name; a module "stem" comes before the first block, and "head" gives the classes.
+        plans: its blocks.
+        channel: dimension of the channels of a block's output.
+        before: other axes that are listed before those of blocks, and their kinds and the roles of tensors.
+        after: other axes that are listed after those of blocks.
+        cuts_kernels: whether submodels may cut the kernels of blocks.
     """
 
-    def __init__(self, modules: "OrderedDict[str, nn.Module]", markers: Markers) -> None:
+    def __init__(
+        self,
+        modules: "OrderedDict[str, nn.Module]",
+        plans: Sequence[BlockPlan],
+        *,
+        channel: int = 1,
+        before: Markers = UNMARKED,
+        after: Markers = UNMARKED,
+        cuts_kernels: bool = False,
+    ) -> None:
         super().__init__(modules)
-        self.markers = markers
+        outputs = {(plan.name, channel): (plan.stream,) for plan in plans}
+        if "stem" in modules:
+            outputs = {("stem", channel): (plans[0].stream if plans[0].keeps else "stem",)} | outputs
+        kernels = {(f"{path}.weight", 2): (f"{name}.kernel",) for name, path in self._list_filters(plans)}
+        parts = [
+            before,
+            Markers(axes=outputs),
+            *(getattr(self.get_submodule(plan.name), "markers", UNMARKED).within(plan.name) for plan in plans),
+            Markers(axes=kernels if cuts_kernels else {}),
+            after,
+            Markers(axes={("head.weight", 0): ("class",)}),
+        ]
+        sections = groupby(plans, lambda plan: plan.section)
+        self.markers = Markers(
+            axes=_join(part.axes for part in parts),
+            kinds=_join(part.kinds for part in parts),
+            kernels=frozenset(tensor for tensor, _ in kernels) if cuts_kernels else frozenset(),
+            sections=tuple(tuple(plan.name for plan in own) for _, own in sections),
+            kept=frozenset(plan.name for plan in plans if not plan.position),
+            roles=_join(part.roles for part in parts),
+            drawn=True,
+        )
+
+    def _list_filters(self, plans: Sequence[BlockPlan]) -> Iterator[tuple[str, str]]:
+        """Yield the block and the path of each convolution in blocks whose kernel has several places."""
+        for plan in plans:
+            for path, layer in self.get_submodule(plan.name).named_modules(prefix=plan.name):
+                if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
+                    yield plan.name, path
+
+
+def _join(mappings: Iterable[Mapping[_Key, _Value]]) -> dict[_Key, _Value]:
+    return dict(chain.from_iterable(mapping.items() for mapping in mappings))

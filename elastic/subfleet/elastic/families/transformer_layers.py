@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from subfleet.elastic.families.layers import Scale
+from subfleet.elastic.families.layers import STEP, Scale
+from subfleet.elastic.recording.markers import Markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,19 @@ class TransformerBlock(nn.Module):
             )
         )
         self.scaler = _make_scale(scaler=size.scaler)
+        projections = ("qkv",) if fused else ("query", "key", "value")
+        self.markers = Markers(
+            axes={
+                **{(f"attention.{layer}.weight", 0): ("heads", "head_dim") for layer in projections},
+                ("feed_forward.up.weight", 0): ("hidden",),
+            },
+            kinds={"heads": "head", "head_dim": "head_dim", "hidden": "ffn"},
+            roles={
+                "attention.out.weight": "residual",
+                "feed_forward.down.weight": "residual",
+                **(STEP if size.learnable_step else {}),
+            },
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""

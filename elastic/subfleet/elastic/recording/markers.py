@@ -1,6 +1,6 @@
 """What a module says about itself that its runs do not show."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Markers"]
 
 Place = tuple[str, int]
-"""The name of a tensor, and one of its dimensions."""
+"""The name of a tensor or of a layer, and a dimension of it or of the layer's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Markers:
 
     Attributes:
         axes: the axis that a dimension runs over, or its axes from the outermost on. Dimensions with one name are cut
-            alike. Axes are listed in this order, before all others.
+            alike. Axes are listed in this order, before all others. An axis has the first of several names.
         kinds: kinds of these axes; "channel" or what the run shows for all others.
         kernels: weights of convolutions whose square kernels may be cut. They are odd, and padded by half their side.
         sections: its blocks, section by section, in network order; a block is a layer with one input. None for the
@@ -44,6 +44,17 @@ class Markers:
     roles: Mapping[str, Role] = field(default_factory=lambda: MappingProxyType({}))
     drawn: bool = False
 
+    def within(self, layer: str) -> "Markers":
+        """The axes, kinds and roles that a layer names, in the names of the module that contains it."""
+        return Markers(
+            axes={
+                (f"{layer}.{tensor}", dim): tuple(f"{layer}.{name}" for name in names)
+                for (tensor, dim), names in self.axes.items()
+            },
+            kinds={f"{layer}.{name}": kind for name, kind in self.kinds.items()},
+            roles={f"{layer}.{tensor}": role for tensor, role in self.roles.items()},
+        )
+
 
 UNMARKED = Markers()
 
@@ -54,18 +65,19 @@ def find_markers(module: "nn.Module") -> Markers:
     return markers if isinstance(markers, Markers) else UNMARKED
 
 
-def tie_marked(markers: Markers, dims: Mapping[Place, Dim]) -> dict[str, Dim]:
+def tie_marked(markers: Markers, dims: Mapping[Place, Dim], tensors: Collection[str]) -> dict[str, Dim]:
     """Tie the dimensions with one name, and list what each name stands for; axes of one index are left out.
 
     Args:
         markers: of the module.
-        dims: the dimensions of its tensors.
+        dims: the dimensions of its tensors and of its layers' outputs.
+        tensors: names of its tensors.
 
     Raises:
         ConfigError: a tensor does not exist, or a dimension does not run over as many axes.
     """
-    tensors, named = {name for name, _ in dims}, dict[str, Dim]()
-    if unknown := sorted({*markers.kernels, *markers.roles} - tensors):
+    named = dict[str, Dim]()
+    if unknown := sorted({*markers.kernels, *markers.roles}.difference(tensors)):
         raise ConfigError(f"the markers name {unknown[0]!r}, which is no tensor of the network")
     for place, names in markers.axes.items():
         if place not in dims:
@@ -74,7 +86,10 @@ def tie_marked(markers: Markers, dims: Mapping[Place, Dim]) -> dict[str, Dim]:
             )
         for name, axis in _match_names(place, names, split_axes(dims[place]), markers.kinds):
             tie(named.setdefault(name, axis), axis)
-    return {name: tuple(resolve(axis)) for name, axis in named.items()}
+    first = dict[Dim, str]()
+    for name, axis in named.items():
+        first.setdefault(tuple(resolve(axis)), name)
+    return {name: axis for axis, name in first.items()}
 
 
 def split_axes(dim: Sequence[Leaf]) -> list[Dim]:

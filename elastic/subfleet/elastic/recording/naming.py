@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
 
+from torch import Tensor
+
 from subfleet.elastic.recording.dimensions import GROUP, Dim, Leaf, expand_parts, measure, resolve
 from subfleet.elastic.recording.markers import Markers, Place, tie_marked
 from subfleet.elastic.recording.run import ModuleRuns
@@ -56,12 +58,13 @@ def name_axes(runs: ModuleRuns, markers: Markers) -> tuple[NamedAxis, ...]:
     Raises:
         ConfigError: the markers do not fit.
     """
+    outputs = {span.layer: span.out for span in runs.training.spans if isinstance(span.out, Tensor)}
     dims: dict[Place, Dim] = {
         (name, place): dim
-        for name, tensor in runs.state.items()
+        for name, tensor in {**outputs, **runs.state}.items()
         for place, dim in enumerate(runs.follower.dims_of(tensor))
     }
-    marked = tie_marked(markers, dims)
+    marked = tie_marked(markers, dims, runs.state.keys())
     axes = [
         NamedAxis(name=name, leaves=leaves, kind=markers.kinds.get(name) or _find_kind(leaves[0]))
         for name, leaves in marked.items()
