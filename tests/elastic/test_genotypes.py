@@ -8,7 +8,7 @@ from elastic.elastic_cases import CONVOLUTIONAL
 from elastic.test_growing import shapes_of
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of, is_passing, narrow_nodes
+from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of, narrow_nodes
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.growing import can_deepen, widen_cells
 from subfleet.protocol.errors import ConfigError
@@ -69,7 +69,6 @@ def test_invalid_genotypes_are_refused(wrong: str) -> None:
 def test_widths_and_identities_follow_from_the_edges(genotype: str, narrow: list[set[int]], passing: bool) -> None:
     edges = edges_of(genotype)
     assert [set(group) for group in narrow_nodes(edges)] == narrow
-    assert is_passing(edges) == passing
     config = NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4, 8), depths=(2, 2), cell=genotype)
     network = network_of(config)
     cells = {cell.name: cell for cell in network.cells}

@@ -15,6 +15,7 @@ from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.choice_block import ChoiceBlock
 from subfleet.elastic.network import Family, Network, Role, TensorDecl
 from subfleet.elastic.parts import Cell, OperatorChoice
+from subfleet.elastic.supernets import keep_operators
 from subfleet.elastic.undrawn import Undrawn
 from subfleet.protocol.errors import ConfigError
 
@@ -70,7 +71,7 @@ def build_subspace(config: Any, parts: frozenset[str]) -> nn.Module:
         for name, own in config.of_blocks
         if len(own) > 1
     }
-    module: nn.Module = config.with_operators(kept).module()
+    module: nn.Module = keep_operators(config, kept).module()
     return module
 
 

@@ -1,8 +1,8 @@
 """Supernets: networks with a choice of operators at some places (FedorAS, section 3.1), and their paths."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
@@ -14,16 +14,25 @@ from subfleet.protocol.submodel import Architecture
 class Supernet(Protocol):
     """The settings of a supernet: a family's record that lists the operators of each block."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     @property
-    def open_choices(self) -> int:
-        """Number of blocks with more than one operator."""
+    def operators(self) -> tuple[tuple[str, ...], ...]:
+        """Operators of all blocks together, or of each block."""
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Name and operators of each block."""
 
-    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
-        """The same record with fewer operators for some choices, by name; a choice with one operator is no choice."""
+
+def count_choices(config: object) -> int:
+    """The number of blocks with more than one operator; 0 for settings that are not those of a supernet."""
+    return sum(len(own) > 1 for _, own in config.of_blocks) if isinstance(config, Supernet) else 0
+
+
+def keep_operators(config: Supernet, kept: Mapping[str, tuple[str, ...]]) -> Any:
+    """The same settings with fewer operators for some choices, by name; a choice with one operator is no choice."""
+    return replace(config, operators=tuple(kept.get(name, own) for name, own in config.of_blocks))
 
 
 def path_architecture(network: Network, operators: Sequence[str], *, name: str = "") -> Architecture:
@@ -53,5 +62,5 @@ def specialise_family(network: Network, path: Architecture) -> AnyFamily:
         )
     if not isinstance(network.config, Supernet):
         raise ConfigError(f"family {network.config.TYPE!r} has no operators to choose from")
-    family: AnyFamily = network.config.with_operators(network.operators_of(path))
+    family: AnyFamily = keep_operators(network.config, network.operators_of(path))
     return family

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.network import Family
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
-from subfleet.elastic.supernets import Supernet
+from subfleet.elastic.supernets import Supernet, count_choices
 from subfleet.methods.aggregator import share_everything
 from subfleet.methods.roles import Method
 from subfleet.methods.techniques import Techniques
@@ -38,7 +38,7 @@ def _check_supernet(
     method: Method, training: TrainingSettings, model: Family, techniques: Techniques, *, validated: bool
 ) -> Iterator[str]:
     roles, name = method.roles(), f"method {method.TYPE!r}"
-    choices = isinstance(model, Supernet) and model.open_choices
+    choices = count_choices(model)
     if choices and not roles.training.draws_paths:
         yield (
             f"model.operators leaves {choices} blocks with a choice of operators, but {name} trains one network; "

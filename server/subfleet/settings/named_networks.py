@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, cast
 
-from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
+from subfleet.elastic.families import AnyFamily, preset
+from subfleet.elastic.families.records.fields import ReplaceableNorm
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.network import Family
 from subfleet.elastic.recording.inputs import InputPart
@@ -31,7 +32,7 @@ class PresetSettings:
     preset: str
     input_shape: tuple[int, ...]
     class_count: int
-    norm: PublishedNorm = "batch"
+    norm: ReplaceableNorm = "batch"
 
 
 _KEYS = frozenset(field.name for field in fields(PresetSettings))

@@ -4,15 +4,13 @@ Reading them does not load PyTorch: a family is a record of settings that only i
 builds it.
 """
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
+from subfleet.elastic.families.records.fields import ReplaceableNorm
 from subfleet.elastic.network import Family, Places
 from subfleet.protocol.registry import Registry, problem_with_record
 
-__all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "PublishedNorm", "get_predicted_places", "preset"]
-
-PublishedNorm = Literal["group", "batch", "none"]
-"""Norms that can replace BatchNorm in a published network."""
+__all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "get_predicted_places", "preset"]
 
 _MEMBERS = ("TAG", "input_shape", "class_count", "norm", "learnable_steps", "scaler", "module")
 
@@ -20,7 +18,7 @@ _MEMBERS = ("TAG", "input_shape", "class_count", "norm", "learnable_steps", "sca
 class Preset(Protocol):
     """A published network."""
 
-    def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm) -> Family:
+    def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: ReplaceableNorm) -> Family:
         """Its settings for the given inputs.
 
         Args:
@@ -52,7 +50,7 @@ PRESETS = Registry[Preset]("subfleet.presets", "preset", check=_callable)
 """The published networks, by their name in a configuration's `[model] preset = "..."`."""
 
 
-def preset(name: str, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm = "batch") -> Family:
+def preset(name: str, *, input_shape: tuple[int, ...], class_count: int, norm: ReplaceableNorm = "batch") -> Family:
     """The settings of a published network.
 
     Args:

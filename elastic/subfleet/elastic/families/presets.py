@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from subfleet.elastic.families import PublishedNorm
 from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, ChoiceCnn, ChoiceRnn
+from subfleet.elastic.families.records.fields import ReplaceableNorm
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
@@ -35,7 +35,7 @@ class PublishedNetwork:
 
     settings: Family
 
-    def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm) -> Family:
+    def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: ReplaceableNorm) -> Family:
         """See `subfleet.elastic.families.Preset`."""
         changes: dict[str, Any] = {"input_shape": input_shape, "class_count": class_count}
         if self.settings.norm == "batch":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from subfleet.elastic.families.records.checks import Counts
+from subfleet.elastic.families.records.fields import Counts
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count
 

@@ -1,24 +1,9 @@
-"""Shared bounds of families' settings, and checks that settings are consistent.
-
-A check skips settings that a record does not have.
-"""
+"""Checks that settings of families are consistent; a check skips settings that a record does not have."""
 
 from collections.abc import Iterator
-from typing import Annotated, Protocol
+from typing import Protocol
 
 from subfleet.elastic.network import Family
-from subfleet.protocol.bounds import Length
-from subfleet.protocol.limits import Positive
-
-Counts = Annotated[tuple[Positive, ...], Length(least=1)]
-MaybeCounts = tuple[Positive, ...]
-
-
-OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
-"""Settings with one number for each section or one for each block."""
-
-OF_BLOCKS = ("layer_widths",)
-"""Settings with one number for each block, or empty."""
 
 
 def expand_to_blocks(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
@@ -68,22 +53,24 @@ def check_symbols(input_shape: tuple[int, ...]) -> Iterator[str]:
         yield f"input_shape is {input_shape}, but must be (tokens,)"
 
 
+_OF_SECTIONS = ("kernels", "strides")
+_OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
+_OF_BLOCKS = ("layer_widths",)
+
+
 def _check_counts(record: _Sectioned) -> Iterator[str]:
-    """Check the lengths of settings for sections or blocks."""
+    """Check the lengths of settings that have one number for each section, for each block, or for either."""
     sections, blocks = len(record.depths), sum(record.depths)
-    for names, counts in ((("kernels", "strides"), {sections}), (OF_SECTIONS_OR_BLOCKS, {sections, blocks})):
+    of_sections, of_blocks = f"each of the {sections} sections", f"each of the {blocks} blocks"
+    for names, counts, words in (
+        (_OF_SECTIONS, {sections}, of_sections),
+        (_OF_SECTIONS_OR_BLOCKS, {sections, blocks}, f"{of_sections} or {of_blocks}"),
+        (_OF_BLOCKS, {blocks}, of_blocks),
+    ):
         for name in names:
             values: tuple[int, ...] = getattr(record, name, ())
             if values and len(values) not in counts:
-                others = f" or each of the {blocks} blocks" if len(counts) > 1 else ""
-                yield (
-                    f"{name} is {values}, but must be empty or have one number for each of the {sections} sections"
-                    f"{others}"
-                )
-    for name in OF_BLOCKS:
-        values = getattr(record, name, ())
-        if values and len(values) != blocks:
-            yield f"{name} is {values}, but must be empty or have one number for each of the {blocks} blocks"
+                yield f"{name} is {values}, but must be empty or have one number for {words}"
 
 
 def _check_last_layers(record: _Sectioned) -> Iterator[str]:

@@ -4,18 +4,16 @@ A block with a single operator is not a choice, so the same settings with one op
 supernet, with the same tensor names.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings, check_symbols
+from subfleet.elastic.families.records import fields
+from subfleet.elastic.families.records.checks import check_image, check_settings, check_symbols
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.limits import Count, Positive
-
-if TYPE_CHECKING:
-    from torch import nn
+from subfleet.protocol.limits import Positive
 
 IDENTITY = "identity"
 CONVOLUTION_OPERATORS = (
@@ -35,6 +33,7 @@ CONVOLUTION_OPERATORS = (
 SEQUENCE_OPERATORS = ("lstm", "gru", "quasi_rnn", "linear", "conv5", IDENTITY)
 _CNN_L = tuple(name for name in CONVOLUTION_OPERATORS if name not in ("conv3", "dsconv1_double"))
 Operators = tuple[tuple[str, ...], ...]
+"""Operators to choose from, in the order of the two lists above: one entry for all blocks, or one for each."""
 
 
 def _check_convolutions(record: "ChoiceCnn") -> Iterator[str]:
@@ -62,7 +61,7 @@ def _check_operators(depths: Sequence[int], operators: Operators, known: Sequenc
     if len(operators) not in (1, blocks):
         yield f"operators are given for {len(operators)} blocks, but must be given once or for each of {blocks} blocks"
     for own in operators:
-        if not own or list(own) != _sort_operators(own, known):
+        if not own or list(own) != [name for name in known if name in own]:
             yield f"a block has operators {list(own)}, but must have a selection of {list(known)} in this order"
 
 
@@ -71,23 +70,11 @@ def _check_operators(depths: Sequence[int], operators: Operators, known: Sequenc
 class ChoiceCnn:
     """Sections of blocks with a choice of convolutions; a reduction after each section halves the image.
 
-    FedorAS's spaces CNN-L and CNN-S are presets. Widths are never cut: submodels only differ in operators.
-
-    Attributes:
-        input_shape: (channels, height, width); halved once for each section. With the reduction "convolution" the sides
-            must be even each time.
-        class_count: as in `Family`.
-        widths: channels of each section.
-        depths: blocks of each section.
-        last_widths: output channels of the last section's reduction, one number; the others have those of the next
-            section.
-        operators: operators from `CONVOLUTION_OPERATORS`, one entry for all blocks, or one for each.
-        stem_stride: stride of the first convolution, 1 or 2.
-        reduction: "convolution" sums a depthwise separable and a 2x2 convolution, both of stride 2; "pool" is a 3x3
-            average and a 1x1 convolution.
-        group_size: channels of one normalisation group; widths and half widths must be multiples of it if norm is
-            "group".
-        norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
+    FedorAS's spaces CNN-L and CNN-S are presets. Widths are never cut: submodels only differ in operators. The
+    reduction "convolution" sums a depthwise separable and a 2x2 convolution, both of stride 2, so the sides of images
+    must be even each time; "pool" is a 3x3 average and a 1x1 convolution. The last section's reduction has the only
+    number of `last_widths` as its output channels, the others have those of the next section. Half widths must be
+    multiples of the group size, too.
     """
 
     TAG: ClassVar[str] = "family"
@@ -95,36 +82,22 @@ class ChoiceCnn:
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    last_widths: Annotated[MaybeCounts, Length(least=1, most=1)]
+    widths: fields.Widths
+    depths: fields.Depths
+    last_widths: Annotated[fields.MaybeCounts, Length(least=1, most=1)]
     operators: Operators = (_CNN_L,)
     stem_stride: Positive = 1
     reduction: Literal["convolution", "pool"] = "convolution"
-    group_size: Positive = 4
-    norm: Literal["group", "batch", "none"] = "group"
+    group_size: fields.GroupSize = 4
+    norm: fields.ReplaceableNorm = "group"
+    module = fields.built_by("subfleet.elastic.families.choice_cnn:choice_cnn")
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Name and operators of each block."""
         return tuple(zip(_block_names(self.depths), _expand_operators(self.operators, self.depths), strict=True))
-
-    @property
-    def open_choices(self) -> int:
-        """See `Supernet`."""
-        return sum(len(own) > 1 for _, own in self.of_blocks)
-
-    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> "ChoiceCnn":
-        """See `Supernet`."""
-        return replace(self, operators=tuple(kept.get(name, own) for name, own in self.of_blocks))
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.choice_cnn import choice_cnn
-
-        return choice_cnn(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,17 +106,8 @@ class ChoiceRnn:
     """Blocks with a choice of recurrent and other sequence operators, with logits of each next symbol.
 
     It replaces FedorAS's space RNN, because the paper does not list its operators: instead of parallel branches, blocks
-    after the first are residual. Widths are never cut.
-
-    Attributes:
-        input_shape: (tokens,).
-        class_count: number of predicted symbols, at least 2.
-        widths: output width of the blocks of each section.
-        depths: blocks of each section; a first block that changes the width cannot be the identity.
-        vocabulary: number of input symbols, at least 1.
-        embedding_width: width of the embedding; 0 means that of the first section.
-        operators: as in `ChoiceCnn`, from `SEQUENCE_OPERATORS`. Blocks that change the width omit the identity.
-        norm: "none".
+    after the first are residual. Widths are never cut. Blocks that change the width omit the identity, and cannot have
+    it as their only operator.
     """
 
     TAG: ClassVar[str] = "family"
@@ -151,14 +115,15 @@ class ChoiceRnn:
     PREDICTS: ClassVar[Places] = "token"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    vocabulary: Positive
-    embedding_width: Count = 0
+    widths: fields.Widths
+    depths: fields.Depths
+    vocabulary: fields.Vocabulary
+    embedding_width: fields.EmbeddingWidth = 0
     operators: Operators = (SEQUENCE_OPERATORS,)
     norm: Literal["none"] = "none"
+    module = fields.built_by("subfleet.elastic.families.choice_rnn:choice_rnn")
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -174,21 +139,6 @@ class ChoiceRnn:
             before = width
         return tuple(blocks)
 
-    @property
-    def open_choices(self) -> int:
-        """See `Supernet`."""
-        return sum(len(own) > 1 for _, own in self.of_blocks)
-
-    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> "ChoiceRnn":
-        """See `Supernet`."""
-        return replace(self, operators=tuple(kept.get(name, own) for name, own in self.of_blocks))
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.choice_rnn import choice_rnn
-
-        return choice_rnn(self)
-
 
 def _block_names(depths: Sequence[int]) -> list[str]:
     return [f"section{section}.block{number}" for section, depth in enumerate(depths) for number in range(depth)]
@@ -196,8 +146,3 @@ def _block_names(depths: Sequence[int]) -> list[str]:
 
 def _expand_operators(operators: Operators, depths: Sequence[int]) -> Operators:
     return operators * sum(depths) if len(operators) == 1 else operators
-
-
-def _sort_operators(own: Iterable[str], known: Sequence[str]) -> list[str]:
-    kept = set(own)
-    return [name for name in known if name in kept]

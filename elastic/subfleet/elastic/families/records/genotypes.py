@@ -87,18 +87,6 @@ def narrow_nodes(edges: tuple[Edge, ...]) -> tuple[frozenset[int], ...]:
     return tuple(sorted((group for group in groups if not group & {0, LAST_NODE}), key=min))
 
 
-def is_passing(edges: tuple[Edge, ...]) -> bool:
-    """Whether a cell is the identity if the convolutions into its last node are 0."""
-    rest = tuple(edge for edge in edges if edge.target != LAST_NODE or not edge.convolves)
-    node = LAST_NODE
-    while node:
-        into = [edge for edge in rest if edge.target == node]
-        if len(into) != 1 or into[0].operation != "skip_connect":
-            return False
-        node = into[0].source
-    return True
-
-
 def _nodes(genotype: str) -> list[list[str]]:
     nodes: list[list[str]] = []
     for target, text in enumerate(genotype.split("+"), start=1):

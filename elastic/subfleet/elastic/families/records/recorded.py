@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from subfleet.elastic.families.records.checks import Counts
+from subfleet.elastic.families.records import fields
 from subfleet.elastic.network import Norm, Places
 from subfleet.elastic.recording.record import NetworkRecord, unpack_record
 from subfleet.protocol.bounds import Length, checked
@@ -26,7 +26,7 @@ class Recorded:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "recorded"
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
     recording: Annotated[tuple[str, ...], Length(least=1)]
 

@@ -1,47 +1,30 @@
 """Settings of LSTMs over symbols."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import Counts, check_settings, check_symbols
+from subfleet.elastic.families.records import fields
+from subfleet.elastic.families.records.checks import check_settings, check_symbols
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
-from subfleet.protocol.limits import Count, Positive
-
-if TYPE_CHECKING:
-    from torch import nn
+from subfleet.protocol.limits import Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols)
 class Lstm:
-    """An LSTM with logits of each next symbol (Hochreiter and Schmidhuber 1997).
-
-    Attributes:
-        input_shape: (tokens,).
-        class_count: number of predicted symbols, at least 2.
-        widths: width of the states of each section's layers.
-        depths: as in `Family`; a block is a layer.
-        vocabulary: number of input symbols, at least 1.
-        norm: "none".
-        embedding_width: width of the embedding; 0 means that of the first section.
-    """
+    """An LSTM with logits of each next symbol (Hochreiter and Schmidhuber 1997); a block is a layer."""
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "lstm"
     PREDICTS: ClassVar[Places] = "token"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    vocabulary: Positive
+    widths: fields.Widths
+    depths: fields.Depths
+    vocabulary: fields.Vocabulary
     norm: Literal["none"] = "none"
-    embedding_width: Count = 0
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.recurrent import lstm
-
-        return lstm(self)
+    embedding_width: fields.EmbeddingWidth = 0
+    module = fields.built_by("subfleet.elastic.families.recurrent:lstm")

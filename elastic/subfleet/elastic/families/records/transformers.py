@@ -2,21 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import (
-    Counts,
-    MaybeCounts,
-    check_image,
-    check_settings,
-    check_symbols,
-)
+from subfleet.elastic.families.records import fields
+from subfleet.elastic.families.records.checks import check_image, check_settings, check_symbols
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
-from subfleet.protocol.limits import Count, Positive
-
-if TYPE_CHECKING:
-    from torch import nn
+from subfleet.protocol.limits import Positive
 
 
 def _check_patch(input_shape: tuple[int, ...], patch: int) -> Iterator[str]:
@@ -37,160 +29,88 @@ def _check_stream(widths: tuple[int, ...], heads: tuple[int, ...], head_width: i
 class Vit:
     """ViT (Dosovitskiy et al. 2021, section 3.1).
 
-    Attributes:
-        input_shape: (channels, height, width); `patch` must divide height and width.
-        class_count: as in `Family`.
-        widths: width of the stream for each section; the same for all.
-        depths: as in `Family`.
-        heads: number of attention heads for each section or each block.
-        patch: side of the patches that become tokens, at least 1.
-        norm: "layer".
-        hidden_widths: feed-forward width for each section or each block; empty means 4 times the stream's.
-        head_width: width of each head's queries, keys and values; 0 means width / heads.
-        learnable_steps: as in `Family`.
-        scaler: as in `Family`.
+    Tokens are square patches with a side of `patch`, which must divide height and width of the images. Feed-forward
+    parts are usually 4 times as wide inside as the stream, in all transformers.
     """
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "vit"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    heads: Counts
+    widths: fields.Widths
+    depths: fields.Depths
+    heads: fields.Heads
     patch: Positive
     norm: Literal["layer"] = "layer"
-    hidden_widths: MaybeCounts = ()
-    head_width: Count = 0
+    hidden_widths: fields.HiddenWidths = ()
+    head_width: fields.HeadWidth = 0
     learnable_steps: bool = False
     scaler: bool = False
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.transformer import vit
-
-        return vit(self)
+    module = fields.built_by("subfleet.elastic.families.transformer:vit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_stream)
 class Bert:
-    """A bidirectional transformer that predicts masked symbols of its input (Devlin et al. 2019).
-
-    Attributes:
-        input_shape: (tokens,).
-        class_count: as in `Family`; for logits of each token, the number of symbols.
-        widths: width of the stream for each section; the same for all.
-        depths: as in `Family`.
-        heads: number of attention heads for each section or each block.
-        vocabulary: number of input symbols, at least 1.
-        norm: "layer".
-        hidden_widths: feed-forward width for each section or each block; empty means 4 times the stream's.
-        head_width: width of each head's queries, keys and values; 0 means width / heads.
-        learnable_steps: as in `Family`.
-        scaler: as in `Family`.
-    """
+    """A bidirectional transformer that predicts masked symbols of its input (Devlin et al. 2019)."""
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "bert"
     PREDICTS: ClassVar[Places] = "token"
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    heads: Counts
-    vocabulary: Positive
+    widths: fields.Widths
+    depths: fields.Depths
+    heads: fields.Heads
+    vocabulary: fields.Vocabulary
     norm: Literal["layer"] = "layer"
-    hidden_widths: MaybeCounts = ()
-    head_width: Count = 0
+    hidden_widths: fields.HiddenWidths = ()
+    head_width: fields.HeadWidth = 0
     learnable_steps: bool = False
     scaler: bool = False
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.transformer import bert
-
-        return bert(self)
+    module = fields.built_by("subfleet.elastic.families.transformer:bert")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_stream)
 class BertClassifier:
-    """A bidirectional transformer like `Bert` that classifies sequences.
-
-    Attributes:
-        input_shape: (tokens,).
-        class_count: as in `Family`.
-        widths: as in `Bert`.
-        depths: as in `Family`.
-        heads: as in `Bert`.
-        vocabulary: as in `Bert`.
-        norm: "layer".
-        hidden_widths: as in `Bert`.
-        head_width: as in `Bert`.
-        learnable_steps: as in `Family`.
-        scaler: as in `Family`.
-    """
+    """A bidirectional transformer like `Bert` that classifies sequences."""
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "bert_classifier"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    heads: Counts
-    vocabulary: Positive
+    widths: fields.Widths
+    depths: fields.Depths
+    heads: fields.Heads
+    vocabulary: fields.Vocabulary
     norm: Literal["layer"] = "layer"
-    hidden_widths: MaybeCounts = ()
-    head_width: Count = 0
+    hidden_widths: fields.HiddenWidths = ()
+    head_width: fields.HeadWidth = 0
     learnable_steps: bool = False
     scaler: bool = False
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.transformer import bert_classifier
-
-        return bert_classifier(self)
+    module = fields.built_by("subfleet.elastic.families.transformer:bert_classifier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_stream)
 class Decoder:
-    """A causal transformer with logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
-
-    Attributes:
-        input_shape: (tokens,).
-        class_count: as in `Bert`.
-        widths: as in `Bert`.
-        depths: as in `Family`.
-        heads: as in `Bert`.
-        vocabulary: as in `Bert`.
-        norm: "layer".
-        hidden_widths: as in `Bert`.
-        head_width: as in `Bert`.
-        learnable_steps: as in `Family`.
-        scaler: as in `Family`.
-    """
+    """A causal transformer with logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3)."""
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "decoder"
     PREDICTS: ClassVar[Places] = "token"
-    input_shape: Counts
+    input_shape: fields.Counts
     class_count: Positive
-    widths: Counts
-    depths: Counts
-    heads: Counts
-    vocabulary: Positive
+    widths: fields.Widths
+    depths: fields.Depths
+    heads: fields.Heads
+    vocabulary: fields.Vocabulary
     norm: Literal["layer"] = "layer"
-    hidden_widths: MaybeCounts = ()
-    head_width: Count = 0
+    hidden_widths: fields.HiddenWidths = ()
+    head_width: fields.HeadWidth = 0
     learnable_steps: bool = False
     scaler: bool = False
-
-    def module(self) -> "nn.Module":
-        """See `Family`."""
-        from subfleet.elastic.families.transformer import decoder
-
-        return decoder(self)
+    module = fields.built_by("subfleet.elastic.families.transformer:decoder")
