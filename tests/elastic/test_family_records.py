@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from elastic.elastic_cases import CONFIGS, MLP, RESNET
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET
 from elastic.token_cases import DECODER, LSTM, TOKEN_CONFIGS, VIT
 
 from subfleet.elastic.building import network_of
@@ -84,3 +84,12 @@ def test_a_record_refuses_what_no_network_can_have(config: Family) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             dataclasses.replace(config, **change)
+
+
+@pytest.mark.parametrize(
+    "config", [RESNET, CONVOLUTIONAL["vgg"], CONVOLUTIONAL["mobilenet_v3"]], ids=lambda config: config.TYPE
+)
+def test_kernels_have_a_middle(config: Family) -> None:
+    kernels = (3,) * (len(network_of(config).sections) - 1) + (4,)
+    with pytest.raises(ConfigError, match=f"a kernel of section {len(kernels) - 1} is 4 wide, but must be odd"):
+        dataclasses.replace(config, kernels=kernels)

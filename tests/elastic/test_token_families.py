@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.families.transformer_layers import BlockSize, TransformerBlock
+from subfleet.elastic.families.transformer_layers import BlockForm, TransformerBlock
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.permuting import permute
@@ -176,8 +176,8 @@ def test_only_causal_networks_ignore_later_tokens(config: Family) -> None:
 
 
 def test_one_layer_for_queries_keys_and_values_is_three_side_by_side() -> None:
-    size = BlockSize(width=8, heads=3, head_width=2, hidden_width=6)
-    apart, fused = (TransformerBlock(size, causal=False, fused=fused) for fused in (False, True))
+    form = BlockForm(width=8, heads=3, head_width=2, hidden_width=6)
+    apart, fused = (TransformerBlock(replace(form, fused=fused)) for fused in (False, True))
     state = apart.state_dict()
     for kind in ("weight", "bias"):
         rows = [state.pop(f"attention.{name}.{kind}") for name in ("query", "key", "value")]

@@ -47,36 +47,20 @@ class _Style:
 
 
 def mobilenet_v2(config: MobileNetV2) -> nn.Module:
-    """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `MobileNetV2`."""
     relu6 = nn.ReLU6
     return _build(config, _Style(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
 
 
 def mobilenet_v3(config: MobileNetV3) -> nn.Module:
-    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms only differ in sizes.
-
-    Hardswish is used from the second to last halving section on, as in both of the paper's tables.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `MobileNetV3`; Hardswish is used late, as in both of the paper's tables."""
     hardswish, gate = nn.Hardswish, nn.Hardsigmoid
     style = _Style(expansion=6, last=(6, 8), stem=hardswish, early=nn.ReLU, late=hardswish, squeeze=(nn.ReLU, gate))
     return _build(config, style)
 
 
 def efficientnet_v2(config: EfficientNetV2) -> nn.Module:
-    """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
-
-    Blocks with squeeze-and-excitation are MBConv, the others fused MBConv.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `EfficientNetV2`: blocks with squeeze-and-excitation are MBConv, the others fused MBConv."""
     silu = nn.SiLU
     style = _Style(expansion=4, last=(5,), stem=silu, early=silu, late=silu, fuses=True, squeeze=(silu, nn.Sigmoid))
     return _build(config, style)

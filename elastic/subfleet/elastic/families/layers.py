@@ -17,8 +17,6 @@ from subfleet.elastic.recording.functions import divide_by_kept
 from subfleet.elastic.recording.markers import Markers
 from subfleet.protocol.errors import ConfigError
 
-EPSILON = 1e-5
-"""Default constant that BatchNorm adds to the variance."""
 MakeActivation = Callable[[], nn.Module]
 """Makes an activation, such as `nn.ReLU6`."""
 STEP: Mapping[str, Role] = MappingProxyType({"step": "step"})
@@ -53,7 +51,7 @@ class Layers:
 
     config: Normed
     spatial: bool = True
-    epsilon: float = EPSILON
+    epsilon: float = 1e-5
 
     def layer(self, width_in: int, width: int, kernel: int = 1, *, stride: int = 1, groups: int = 1) -> nn.Module:
         """Create a convolution, padded to keep the size at stride 1, or a linear layer.
@@ -218,13 +216,10 @@ class InvertedResidual(nn.Module):
         self.layers = layers
         self.residual = residual
         self.step = nn.Parameter(torch.ones(1)) if learnable_step else None
-        inner = {"widen": ("widen.conv", "inner"), "squeeze": ("squeeze.squeeze", "squeezed")}
+        inner = {"widen": ("layers.widen.conv", "inner"), "squeeze": ("layers.squeeze.squeeze", "squeezed")}
+        own = [inner[name] for name, _ in layers.named_children() if name in inner]
         self.markers = Markers(
-            axes={
-                (f"layers.{inner[name][0]}.weight", 0): inner[name][1:]
-                for name, _ in layers.named_children()
-                if name in inner
-            },
+            axes={(f"{layer}.weight", 0): (axis,) for layer, axis in own},
             kinds={"squeezed": "squeeze"},
             roles=STEP if learnable_step else {},
         )

@@ -15,13 +15,7 @@ from subfleet.elastic.families.sections import BlockPlan, SectionedNetwork, buil
 
 
 def vgg(config: Vgg) -> nn.Module:
-    """Sections of 3x3 convolutions, each followed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
-
-    It ends with one linear layer instead of the paper's three, as usual for small images.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `Vgg`; it ends with one linear layer instead of the paper's three, as usual for small images."""
     plans = plan_blocks(config, stem_width=config.input_shape[0])
     modules = build_sections(plans, partial(_build_layer, Layers(config=config)), close=partial(nn.MaxPool2d, 2))
     modules.update(pool=SpatialMean(), head=nn.Linear(plans[-1].width, config.class_count))
@@ -29,11 +23,7 @@ def vgg(config: Vgg) -> nn.Module:
 
 
 def fcn(config: Fcn) -> nn.Module:
-    """Sections of 3x3 convolutions at full resolution, and a linear map of each pixel (Long et al. 2015, section 3).
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `Fcn`; it ends with a linear map of each pixel."""
     plans = plan_blocks(config, stem_width=config.input_shape[0])
     modules = build_sections(plans, partial(_build_layer, Layers(config=config)))
     modules["head"] = nn.Conv2d(plans[-1].width, config.class_count, 1)
@@ -41,13 +31,7 @@ def fcn(config: Fcn) -> nn.Module:
 
 
 def ds_cnn(config: DsCnn) -> nn.Module:
-    """A convolution over time and frequency, then depthwise separable ones (Zhang et al. 2017, section 3.5).
-
-    Inputs are (1, frames, coefficients), such as 49 frames of 10 MFCC for one second of speech.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `DsCnn`."""
     layers, stem_width = Layers(config=config), config.stem_width or config.widths[0]
     plans = plan_blocks(config, stem_width=stem_width)
     # Padding of 5 rows and 1 column gives 25 x 5 positions for 49 x 10, like "same" padding at stride 2.

@@ -10,10 +10,7 @@ from subfleet.elastic.recording.markers import Markers
 
 
 def lstm(config: Lstm) -> nn.Module:
-    """An LSTM with logits of each next symbol, for indices (batch, tokens).
-
-    The states of a section's layers have the section's width.
-    """
+    """The network of `Lstm`, for indices (batch, tokens)."""
     embedding_width = config.embedding_width or config.widths[0]
     plans = plan_blocks(config, stem_width=embedding_width, stream="state")
     modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, embedding_width))

@@ -18,15 +18,7 @@ _BOTTLENECK_FRACTION = 4
 
 
 def preact_resnet(config: PreactResNet) -> nn.Module:
-    """A pre-activation residual network (He et al. 2016, "Identity mappings", section 4.1).
-
-    The stem is a 3x3 convolution without pooling, as usual for small images. Blocks have two 3x3 convolutions;
-    bottlenecks have one between two 1x1 convolutions. `widths` are the widths of the streams, for bottlenecks four
-    times the usual width inside. Sections after the first halve height and width unless strides are given.
-
-    Raises:
-        ConfigError: a kernel side is even.
-    """
+    """The network of `PreactResNet`; its stem is a 3x3 convolution without pooling, as usual for small images."""
     layers, stem_width = Layers(config=config), config.stem_width or config.widths[0]
     begin = OrderedDict(stem=layers.layer(config.input_shape[0], stem_width, 3, stride=config.stem_stride))
     strides = config.strides or (1, *(2 for _ in config.widths[1:]))
@@ -34,7 +26,7 @@ def preact_resnet(config: PreactResNet) -> nn.Module:
 
 
 def mlp(config: Mlp) -> nn.Module:
-    """A residual network of linear layers; inputs of any shape are flattened."""
+    """The network of `Mlp`."""
     layers, stem_width = Layers(config=config, spatial=False), config.stem_width or config.widths[0]
     stem = layers.layer(math.prod(config.input_shape), stem_width)
     return _build(config, layers, OrderedDict(flatten=nn.Flatten(), stem=stem), (), bottleneck=False)

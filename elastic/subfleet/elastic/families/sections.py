@@ -10,7 +10,6 @@ from torch import nn
 
 from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.recording.markers import UNMARKED, Markers
-from subfleet.protocol.errors import ConfigError
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -77,14 +76,8 @@ def plan_blocks(
         strides: stride of each section; empty for 1.
         keeping: sections that may keep the previous stream.
         stream: last part of the name of a section's stream.
-
-    Raises:
-        ConfigError: a kernel side is even.
     """
     kernels: tuple[int, ...] = getattr(config, "kernels", ())
-    even = next((side for side in kernels if side % 2 == 0), None)
-    if even is not None:
-        raise ConfigError(f"a kernel of section {kernels.index(even)} is {even} wide, but must be odd")
     layer_widths: tuple[int, ...] = getattr(config, "layer_widths", ())
     plans: list[BlockPlan] = []
     widths = iter(layer_widths or expand_to_blocks(config.widths, config.depths))

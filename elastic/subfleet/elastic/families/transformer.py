@@ -13,7 +13,7 @@ from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
 from subfleet.elastic.families.sections import BlockPlan, SectionedNetwork, build_sections, plan_blocks
 from subfleet.elastic.families.transformer_layers import (
-    BlockSize,
+    BlockForm,
     FirstToken,
     PatchTokens,
     SymbolTokens,
@@ -27,7 +27,7 @@ _OfSymbols = Bert | BertClassifier | Decoder
 
 
 def vit(config: Vit) -> nn.Module:
-    """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block."""
+    """The network of `Vit`, with one layer for the queries, keys and values of a block."""
     channels, height, width = config.input_shape
     patches = (height // config.patch) * (width // config.patch)
     tokens = PatchTokens(channels, patches, config.patch, config.widths[0], scaler=config.scaler)
@@ -35,20 +35,17 @@ def vit(config: Vit) -> nn.Module:
 
 
 def bert(config: Bert) -> nn.Module:
-    """A bidirectional transformer that predicts masked symbols, with logits of each token for indices (batch, tokens).
-
-    Devlin et al. 2019, section 3.1, with blocks as in GPT-2.
-    """
+    """The network of `Bert`, for indices (batch, tokens) as all of symbols, with blocks as in GPT-2."""
     return _build_of_symbols(config)
 
 
 def bert_classifier(config: BertClassifier) -> nn.Module:
-    """The same transformer with logits of the sequence."""
+    """The network of `BertClassifier`."""
     return _build_of_symbols(config, pooled=True)
 
 
 def decoder(config: Decoder) -> nn.Module:
-    """A causal transformer with logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3)."""
+    """The network of `Decoder`."""
     return _build_of_symbols(config, causal=True)
 
 
@@ -85,16 +82,16 @@ def _build(
 
     def make(plan: BlockPlan) -> nn.Module:
         return TransformerBlock(
-            BlockSize(
+            BlockForm(
                 width=width,
                 heads=heads[plan],
                 head_width=config.head_width or width // heads[plan],
                 hidden_width=hidden[plan],
                 scaler=config.scaler,
                 learnable_step=config.learnable_steps and plan.position > 0,
-            ),
-            causal=causal,
-            fused=fused,
+                causal=causal,
+                fused=fused,
+            )
         )
 
     modules = OrderedDict[str, nn.Module](tokens=tokens, **build_sections(plans, make), norm=nn.LayerNorm(width))

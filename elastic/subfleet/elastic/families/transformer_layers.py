@@ -12,8 +12,8 @@ from subfleet.elastic.recording.markers import Markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSize:
-    """Sizes of a transformer block.
+class BlockForm:
+    """The form of a transformer block.
 
     Attributes:
         width: width of the residual stream.
@@ -22,6 +22,8 @@ class BlockSize:
         hidden_width: width inside the feed-forward part.
         scaler: whether outputs are divided by the kept fraction of their width; see `Scale`.
         learnable_step: whether a learnable step multiplies the terms added to the stream (NeFL, section 3.1).
+        causal: whether a token only attends to itself and previous tokens.
+        fused: one layer for queries, keys and values instead of three.
     """
 
     width: int
@@ -30,31 +32,27 @@ class BlockSize:
     hidden_width: int
     scaler: bool = False
     learnable_step: bool = False
+    causal: bool = False
+    fused: bool = False
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2). The width inside is heads times head width.
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2). The width inside is heads times head width."""
 
-    Args:
-        size: sizes of the block.
-        causal: whether a token only attends to itself and previous tokens.
-        fused: one layer for queries, keys and values instead of three.
-    """
-
-    def __init__(self, size: BlockSize, *, causal: bool, fused: bool) -> None:
+    def __init__(self, form: BlockForm) -> None:
         super().__init__()
-        self.heads = size.heads
-        self.causal = causal
-        self.fused = fused
-        inner = size.heads * size.head_width
-        if fused:
-            self.qkv = nn.Linear(size.width, 3 * inner)
+        self.heads = form.heads
+        self.causal = form.causal
+        self.fused = form.fused
+        inner = form.heads * form.head_width
+        if form.fused:
+            self.qkv = nn.Linear(form.width, 3 * inner)
         else:
-            self.query = nn.Linear(size.width, inner)
-            self.key = nn.Linear(size.width, inner)
-            self.value = nn.Linear(size.width, inner)
-        self.scaler = _make_scale(scaler=size.scaler)
-        self.out = nn.Linear(inner, size.width)
+            self.query = nn.Linear(form.width, inner)
+            self.key = nn.Linear(form.width, inner)
+            self.value = nn.Linear(form.width, inner)
+        self.scaler = _make_scale(scaler=form.scaler)
+        self.out = nn.Linear(inner, form.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
@@ -79,30 +77,24 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward part with GELU, each after LayerNorm and added to the stream.
+    """Attention and a feed-forward part with GELU, each after LayerNorm and added to the stream."""
 
-    Args:
-        size: sizes of the block.
-        causal: whether a token only attends to itself and previous tokens.
-        fused: one layer for queries, keys and values instead of three.
-    """
-
-    def __init__(self, size: BlockSize, *, causal: bool, fused: bool = False) -> None:
+    def __init__(self, form: BlockForm) -> None:
         super().__init__()
-        self.step = nn.Parameter(torch.ones(1)) if size.learnable_step else None
-        self.norm1 = nn.LayerNorm(size.width)
-        self.attention = Attention(size, causal=causal, fused=fused)
-        self.norm2 = nn.LayerNorm(size.width)
+        self.step = nn.Parameter(torch.ones(1)) if form.learnable_step else None
+        self.norm1 = nn.LayerNorm(form.width)
+        self.attention = Attention(form)
+        self.norm2 = nn.LayerNorm(form.width)
         self.feed_forward = nn.Sequential(
             OrderedDict(
-                up=nn.Linear(size.width, size.hidden_width),
-                scaler=_make_scale(scaler=size.scaler),
+                up=nn.Linear(form.width, form.hidden_width),
+                scaler=_make_scale(scaler=form.scaler),
                 activation=nn.GELU(),
-                down=nn.Linear(size.hidden_width, size.width),
+                down=nn.Linear(form.hidden_width, form.width),
             )
         )
-        self.scaler = _make_scale(scaler=size.scaler)
-        projections = ("qkv",) if fused else ("query", "key", "value")
+        self.scaler = _make_scale(scaler=form.scaler)
+        projections = ("qkv",) if form.fused else ("query", "key", "value")
         self.markers = Markers(
             axes={
                 **{(f"attention.{layer}.weight", 0): ("heads", "head_dim") for layer in projections},
@@ -112,7 +104,7 @@ class TransformerBlock(nn.Module):
             roles={
                 "attention.out.weight": "residual",
                 "feed_forward.down.weight": "residual",
-                **(STEP if size.learnable_step else {}),
+                **(STEP if form.learnable_step else {}),
             },
         )
 

@@ -37,6 +37,10 @@ def check_settings(record: _Sectioned) -> Iterator[str]:
     widths = (*widths, *getattr(record, "hidden_widths", ()), *getattr(record, "layer_widths", ()))
     if record.norm == "group" and any(width % group_size for width in widths):
         yield f"widths are {widths}, but must be multiples of group_size {group_size}"
+    kernels: tuple[int, ...] = getattr(record, "kernels", ())
+    for section, side in enumerate(kernels):
+        if side % 2 == 0:
+            yield f"a kernel of section {section} is {side} wide, but must be odd"
     yield from _check_counts(record)
     yield from _check_last_layers(record)
 
