@@ -30,6 +30,8 @@ class Axis:
         copied: whether a network may grow by copies of its indices: each tensor either computes or reads them, and
             nothing else combines them.
         evenly: whether all indices must then have equally many copies, because they are normalised together.
+        mixed: whether an operator combines its indices, such as a norm: then a submodel computes something else than
+            the whole network with zeros in place of the removed indices.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Axis:
     least: int = 1
     copied: bool = True
     evenly: bool = False
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

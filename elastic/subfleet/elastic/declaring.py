@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from subfleet.elastic.axes import Axis, AxisKind, Dim, Product, add_sums
+from subfleet.elastic.axes import Dim, Product, add_sums
 from subfleet.elastic.network import Family, Identity, Network, Role, TensorDecl
 from subfleet.elastic.parts import Block, Cell, MatrixProduct
 from subfleet.elastic.recording.expressions import compute_size, list_names
 from subfleet.elastic.recording.functions import list_forms
-from subfleet.elastic.recording.passing import find_passing
 from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock, RecordedTensor
-from subfleet.elastic.recording.silencing import find_silencing
+from subfleet.elastic.recording.silencing import find_passing, find_silencing
 
 _USUAL_GROUP = 4
 _READING_INPUT = list_forms("relu6", "hardtanh", "hardswish", "silu")
@@ -33,7 +32,7 @@ def declare(config: Family, record: NetworkRecord) -> Network:
     identities = dict(_list_identities(record))
     return Network(
         config=config,
-        axes=MappingProxyType({axis.name: axis for axis in _list_axes(record)}),
+        axes=MappingProxyType({axis.name: axis for axis in record.axes}),
         sums=MappingProxyType(record.sums),
         blocks=tuple(_declare_block(block) for block in record.blocks if not block.kept),
         cells=tuple(_list_cells(record, identities)),
@@ -90,19 +89,6 @@ def _find_part(record: NetworkRecord, name: str) -> str | None:
     return next(
         (block.name for block in record.blocks if not block.kept and f"{name}.".startswith(f"{block.name}.")), None
     )
-
-
-def _list_axes(record: NetworkRecord) -> Iterator[Axis]:
-    for axis in record.axes:
-        yield Axis(
-            name=axis.name,
-            size=axis.size,
-            kind=cast("AxisKind", axis.kind),
-            granularity=axis.granularity,
-            least=axis.least,
-            copied=axis.copied,
-            evenly=axis.evenly,
-        )
 
 
 def _declare_tensor(tensor: RecordedTensor, whole: Mapping[str, int], part: str | None) -> TensorDecl:

@@ -184,7 +184,6 @@ def describe_network(network: Network) -> NetworkDescription:
     """Describe how a network can be cut."""
     config = network.config
     record = unpack_record(config.recording) if isinstance(config, Recorded) else None
-    mixed = {axis.name for axis in record.axes if axis.mixed} if record else set()
     tensors: dict[str, list[str]] = {}
     for decl in network.tensors.values():
         for name in network.list_axes(decl):
@@ -199,7 +198,7 @@ def describe_network(network: Network) -> NetworkDescription:
                 size=axis.size,
                 kind=axis.kind,
                 granularity=axis.granularity,
-                mixed=axis.name in mixed,
+                mixed=axis.mixed,
                 tensors=tuple(tensors.get(axis.name, ())),
             )
             for axis in network.axes.values()

@@ -36,3 +36,10 @@ def list_names(sizes: Any, sums: Mapping[str, Sequence[Sequence[Any]]] = Mapping
     elif isinstance(sizes, (list, tuple)):
         for size in sizes:
             yield from list_names(size, sums)
+
+
+def rename_axes(size: Size, names: Mapping[str, str]) -> Size:
+    """A size, or several, with other names of axes and sums; those without a new name keep theirs."""
+    if isinstance(size, (list, tuple)):
+        return [rename_axes(part, names) for part in size]
+    return names.get(size, size)

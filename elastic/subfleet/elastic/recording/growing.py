@@ -7,17 +7,10 @@ from itertools import chain, count, groupby
 from string import digits
 from typing import Any, TypeVar
 
-from subfleet.elastic.axes import add_sums
-from subfleet.elastic.recording.expressions import compute_size, list_names
-from subfleet.elastic.recording.inserting import Changes, Place, insert_block
-from subfleet.elastic.recording.record import (
-    NetworkRecord,
-    RecordedAxis,
-    RecordedBlock,
-    RecordedPlan,
-    RecordedTensor,
-)
-from subfleet.elastic.recording.redirecting import redirect_axis
+from subfleet.elastic.axes import Axis, add_sums
+from subfleet.elastic.recording.expressions import compute_size, list_names, rename_axes
+from subfleet.elastic.recording.inserting import Changes, Place, insert_block, redirect_axis
+from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock, RecordedPlan, RecordedTensor
 from subfleet.protocol.errors import ConfigError
 
 _Item = TypeVar("_Item")
@@ -152,15 +145,13 @@ class _Renaming:
 
     def size(self, size: Any) -> Any:
         """A size in the copy."""
-        if isinstance(size, (list, tuple)):
-            return [self.size(part) for part in size]
-        return self.sizes.get(size, size)
+        return rename_axes(size, self.sizes)
 
     def copy_tensor(self, tensor: RecordedTensor) -> RecordedTensor:
         return replace(tensor, name=self.layer(tensor.name), shape=tuple(map(self.size, tensor.shape)))
 
 
-def _list_axes(record: NetworkRecord, renaming: _Renaming, copy: RecordedBlock, before: str) -> Iterator[RecordedAxis]:
+def _list_axes(record: NetworkRecord, renaming: _Renaming, copy: RecordedBlock, before: str) -> Iterator[Axis]:
     """The axes with those of a copy; the outputs of a layer of a chain are as many as its inputs."""
     copies = _insert_copies(
         record.axes,

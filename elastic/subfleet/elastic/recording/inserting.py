@@ -1,11 +1,13 @@
 """Inserts the calls of a block into the calls of a network, after or before another block."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
-from subfleet.elastic.recording.record import RecordedPlan
+from subfleet.elastic.recording.expressions import rename_axes
+from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan
 from subfleet.protocol.errors import ConfigError
 
 Changes = Mapping[str, Callable[[Any], Any]]
@@ -77,6 +79,46 @@ def insert_block(
         blocks=dict(sorted(blocks.items(), key=lambda item: item[1])),
         constants=[*plan.constants, *(donor.constants if foreign else ())],
     )
+
+
+def redirect_axis(record: NetworkRecord, block: str, source: str, target: str) -> NetworkRecord:
+    """A network in which all that comes after a block of a chain has another axis in place of one.
+
+    Args:
+        record: the network.
+        block: the block.
+        source: the axis that later layers had.
+        target: the axis that they have then.
+    """
+    rename = partial(rename_axes, names={source: target})
+    plans = (record.training, record.evaluation)
+    later = {
+        name
+        for plan in plans
+        for call in plan.calls[plan.blocks[block][1] :]
+        for name in list_contents(call[1:3], "state")
+    }
+    place = [own.name for own in record.blocks].index(block) + 1
+    training, evaluation = (_redirect_calls(plan, block, rename) for plan in plans)
+    return replace(
+        record,
+        tensors=tuple(
+            replace(tensor, shape=tuple(rename(tensor.shape))) if tensor.name in later else tensor
+            for tensor in record.tensors
+        ),
+        blocks=(
+            *record.blocks[:place],
+            *(replace(own, reads=rename(own.reads), gives=rename(own.gives)) for own in record.blocks[place:]),
+        ),
+        training=training,
+        evaluation=evaluation,
+    )
+
+
+def _redirect_calls(plan: RecordedPlan, block: str, rename: Callable[[Any], Any]) -> RecordedPlan:
+    stop = plan.blocks[block][1]
+    changes: Changes = {"value": lambda number: number, "size": rename, "whole": rename}
+    return replace(plan, calls=[*plan.calls[:stop], *(rewrite_call(call, changes) for call in plan.calls[stop:])])
 
 
 def rewrite_call(call: Sequence[Any], changes: Changes) -> list[Any]:

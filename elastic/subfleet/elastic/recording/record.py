@@ -8,36 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from subfleet.elastic.axes import Axis
 from subfleet.protocol.errors import ConfigError
 
 _LINE_CHARACTERS = 4000
 _MOST_BYTES = 2**26
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedAxis:
-    """An axis.
-
-    Attributes:
-        name: unique in its network.
-        size: of the whole network.
-        kind: see `subfleet.elastic.axes.AxisKind`.
-        mixed: whether an operator combines its indices, such as a norm: then a submodel computes something else than
-            the whole network with zeros in place of the removed indices.
-        granularity: size of the groups of indices that are kept or dropped together.
-        least: the fewest indices that a submodel keeps.
-        copied: as in `subfleet.elastic.axes.Axis`.
-        evenly: likewise.
-    """
-
-    name: str
-    size: int
-    kind: str
-    mixed: bool
-    granularity: int
-    least: int
-    copied: bool
-    evenly: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +108,7 @@ class NetworkRecord:
     symbols: int
     class_count: int
     predicts: Literal["sample", "token", "pixel"]
-    axes: tuple[RecordedAxis, ...]
+    axes: tuple[Axis, ...]
     sums: dict[str, tuple[tuple[str | int, ...], ...]]
     tensors: tuple[RecordedTensor, ...]
     fixed: tuple[Any, ...]
@@ -175,7 +150,7 @@ def _read_record(plain: dict[str, Any]) -> NetworkRecord:
         symbols=plain["symbols"],
         class_count=plain["class_count"],
         predicts=plain["predicts"],
-        axes=tuple(RecordedAxis(**axis) for axis in plain["axes"]),
+        axes=tuple(Axis(**axis) for axis in plain["axes"]),
         sums={name: tuple(map(tuple, parts)) for name, parts in plain["sums"].items()},
         tensors=tuple(
             RecordedTensor(**{**item, "shape": tuple(item["shape"]), "start": item["start"] and tuple(item["start"])})

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from subfleet.elastic.axes import Axis, AxisKind
 from subfleet.elastic.recording.blocks import list_spans
 from subfleet.elastic.recording.calls import LayerSpan
 from subfleet.elastic.recording.comparing import merge_records
@@ -23,7 +24,6 @@ from subfleet.elastic.recording.naming import NamedAxis, name_axes
 from subfleet.elastic.recording.positions import count_positions
 from subfleet.elastic.recording.record import (
     NetworkRecord,
-    RecordedAxis,
     RecordedBlock,
     RecordedPlan,
     RecordedProduct,
@@ -131,17 +131,17 @@ def _express_all(dims: Iterable[Dim], names: Mapping[Leaf, str]) -> Iterator[Any
     return (size for size in (express(dim, names) for dim in alone) if size != 1)
 
 
-def _write_axes(axes: Iterable[NamedAxis], runs: ModuleRuns, cuts: Cuts) -> Iterator[RecordedAxis]:
+def _write_axes(axes: Iterable[NamedAxis], runs: ModuleRuns, cuts: Cuts) -> Iterator[Axis]:
     mixed, averaged = (
         {leaf for dim in dims for product in expand_parts(dim) for leaf in product}
         for dims in (runs.follower.mixed, runs.follower.averaged)
     )
     uncopied = set(find_uncopied(runs)) | mixed
     for axis in axes:
-        yield RecordedAxis(
+        yield Axis(
             name=axis.name,
             size=axis.size,
-            kind=axis.kind,
+            kind=cast("AxisKind", axis.kind),
             mixed=axis.leaf in mixed | averaged,
             granularity=cuts.choose_granularity(axis),
             least=cuts.choose_least(axis),

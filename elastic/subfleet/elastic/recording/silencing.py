@@ -1,11 +1,11 @@
-"""Finds the tensors that make a recorded block pass its input on when they are 0."""
+"""Finds the tensors that make a recorded block pass its input on: when they are 0, or when they are set to."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.recording.functions import SUMS, list_forms
-from subfleet.elastic.recording.record import NetworkRecord
+from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan
 
 _Call = Sequence[Any]
 
@@ -78,10 +78,7 @@ def _close(calls: Sequence[_Call], value: int) -> set[str]:
 
 def _close_call(before: Sequence[_Call], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[str]:
     if name in _LAYERS:
-        weight, bias = (
-            args[place] if place < len(args) else kwargs.get(key)
-            for place, key in zip(_LAYERS[name], ("weight", "bias"), strict=True)
-        )
+        weight, bias = _find_tensors(name, args, kwargs)
         tensors = [tensor for tensor in (weight, bias) if tensor is not None]
         named = {tensor["state"] for tensor in tensors if "state" in tensor}
         return named if weight is not None and len(named) == len(tensors) else set()
@@ -95,6 +92,15 @@ def _close_call(before: Sequence[_Call], name: str, args: Sequence[Any], kwargs:
     if name in _ZERO_AT_ZERO and args and "value" in (args[0] if isinstance(args[0], dict) else {}):
         return _close(before, args[0]["value"])
     return set()
+
+
+def _find_tensors(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The weight and the bias among the arguments of a layer's call."""
+    weight, bias = (
+        args[place] if place < len(args) else kwargs.get(key)
+        for place, key in zip(_LAYERS[name], ("weight", "bias"), strict=True)
+    )
+    return weight, bias
 
 
 def _close_operand(before: Sequence[_Call], item: Any) -> set[str]:
@@ -114,3 +120,49 @@ def _is_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def _list_values(args: Sequence[Any]) -> Iterator[int]:
     return (item["value"] for item in args if isinstance(item, dict) and "value" in item)
+
+
+_WEIGHTED = list_forms("conv2d") | {"torch.nn.functional.batch_norm"}
+_RECTIFIED = list_forms("relu")
+_PART_OF_CHAIN = _WEIGHTED | _RECTIFIED | {"divide_by_kept"}
+_KEEPING_SIGN = list_forms("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")
+
+
+def find_passing(record: NetworkRecord) -> Iterator[str]:
+    """Yield the weights of the blocks of a chain that pass their input on, if they are set to.
+
+    A block is a convolution that keeps its input's shape, or several, each perhaps with a batch norm, and a ReLU; its
+    input comes from a ReLU, so that it is never below 0.
+    """
+    for block in record.blocks:
+        start, stop, source, out = record.training.blocks[block.name]
+        calls = record.training.calls[start:stop]
+        if not block.kept and _is_chain(calls, source, out) and _is_rectified(record.training, source):
+            yield from (name for call in calls for name in _list_weights(call))
+
+
+def _is_chain(calls: Sequence[_Call], source: int, out: int) -> bool:
+    for name, args, _, result, _ in calls:
+        if not args or args[0] != {"value": source} or name not in _PART_OF_CHAIN:
+            return False
+        source = result
+    return bool(calls) and source == out and calls[-1][0] in _RECTIFIED
+
+
+def _is_rectified(plan: RecordedPlan, value: int) -> bool:
+    """Whether a result is never below 0."""
+    for name, args, _, result, _ in reversed(plan.calls):
+        if result == value or (isinstance(result, list) and value in result):
+            if name in _KEEPING_SIGN:
+                value = args[0]["value"]
+                continue
+            return name in _RECTIFIED
+    return False
+
+
+def _list_weights(call: _Call) -> Iterator[str]:
+    name, args, kwargs, *_ = call
+    if name in _WEIGHTED:
+        weight, _ = _find_tensors(name, args, kwargs)
+        if isinstance(weight, dict) and "state" in weight:
+            yield weight["state"]

@@ -29,6 +29,18 @@ Sizing = Callable[[Sizes, Call, list[Any], dict[str, Any]], Arguments]
 """Replaces the sizes among a call's encoded arguments."""
 
 
+def _get(call: Call, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call by its position or its name."""
+    return call.args[position] if position < len(call.args) else call.kwargs.get(name, default)
+
+
+def _put(args: list[Any], kwargs: dict[str, Any], position: int, name: str, size: Any) -> Arguments:
+    """The arguments with another one, at its position if it has one, else under its name."""
+    if position < len(args):
+        return [*args[:position], size, *args[position + 1 :]], kwargs
+    return args, {**kwargs, name: size}
+
+
 def _shape_result(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """`view`, `reshape` and `expand`: the shape of the result; -1 stays."""
     given = call.args[1:] if len(call.args) > 1 else (call.kwargs.get("shape", ()),)
@@ -65,55 +77,41 @@ def _unflatten(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]
 
 
 def _split(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
-    place = (call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", 0)) % call.args[0].dim()
-    counts = call.args[1] if len(call.args) > 1 else call.kwargs["split_size_or_sections"]
+    place = _get(call, 2, "dim", 0) % call.args[0].dim()
     parts = [sizes.express(sizes.dims_of(out)[place]) for out in call.out]
-    sized = parts[0] if isinstance(counts, int) else parts
-    if len(call.args) > 1:
-        return [args[0], sized, *args[2:]], kwargs
-    return args, {**kwargs, "split_size_or_sections": sized}
+    even = isinstance(_get(call, 1, "split_size_or_sections"), int)
+    return _put(args, kwargs, 1, "split_size_or_sections", parts[0] if even else parts)
 
 
 def _normalise_layer(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
-    given = call.args[1] if len(call.args) > 1 else call.kwargs["normalized_shape"]
-    shape = {"tuple": [sizes.express(dim) for dim in sizes.dims_of(call.args[0])[-len(given) :]]}
-    if len(call.args) > 1:
-        return [args[0], shape, *args[2:]], kwargs
-    return args, {**kwargs, "normalized_shape": shape}
+    dims = sizes.dims_of(call.args[0])[-len(_get(call, 1, "normalized_shape")) :]
+    return _put(args, kwargs, 1, "normalized_shape", {"tuple": [sizes.express(dim) for dim in dims]})
 
 
 def _normalise_groups(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """The number of groups of a norm."""
-    groups = call.args[1] if len(call.args) > 1 else call.kwargs["num_groups"]
     channels = sizes.dims_of(call.args[0])[1]
     size, group = sizes.express(channels), next((leaf.size for leaf in resolve(channels) if leaf.kind == GROUP), 1)
-    sized = {"size": ["//", size["size"], group]} if isinstance(size, dict) else groups
-    if len(call.args) > 1:
-        return [args[0], sized, *args[2:]], kwargs
-    return args, {**kwargs, "num_groups": sized}
+    groups = {"size": ["//", size["size"], group]} if isinstance(size, dict) else _get(call, 1, "num_groups")
+    return _put(args, kwargs, 1, "num_groups", groups)
 
 
 def _convolve(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """The number of groups, and the padding where the kernel may be cut."""
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
-    sized = dict[str, Any]()
-    if (groups := given.get("groups", 1)) != 1:
-        sized["groups"] = sizes.express(_take_outer(sizes.dims_of(given["input"])[1], groups, call))
-    side = sizes.express(sizes.dims_of(given["weight"])[2])
+    groups, weight = _get(call, 6, "groups", 1), _get(call, 1, "weight")
+    if groups != 1:
+        outer = _take_outer(sizes.dims_of(_get(call, 0, "input"))[1], groups, call)
+        args, kwargs = _put(args, kwargs, 6, "groups", sizes.express(outer))
+    side = sizes.express(sizes.dims_of(weight)[2])
     if isinstance(side, dict):
-        kernel, padding = given["weight"].shape[2], given.get("padding", 0)
+        kernel, padding = weight.shape[2], _get(call, 4, "padding", 0)
         if kernel % 2 == 0 or padding not in (kernel // 2, (kernel // 2,) * 2):
             raise ConfigError(
                 f"the markers say that the kernel of layer {call.layer!r} may be cut, but its side is {kernel} and its "
                 f"padding {padding}; it needs an odd side and half of that as padding"
             )
-        sized["padding"] = {"tuple": [{"size": ["//", side["size"], 2]}] * 2}
-    for name, size in sized.items():
-        if (position := names.index(name)) < len(args):
-            args[position] = size
-        else:
-            kwargs[name] = size
+        half = {"size": ["//", side["size"], 2]}
+        args, kwargs = _put(args, kwargs, 4, "padding", {"tuple": [half, half]})
     return args, kwargs
 
 

@@ -6,14 +6,20 @@ and other numbers of blocks.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from subfleet.elastic.recording.expressions import list_names
+from subfleet.elastic.recording.expressions import list_names, rename_axes
 from subfleet.elastic.recording.growing import resize_record
-from subfleet.elastic.recording.inserting import Changes, Place, insert_block, list_own_calls
-from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock, pack_record
-from subfleet.elastic.recording.redirecting import redirect_axis
-from subfleet.elastic.recording.sorting import sort_record
+from subfleet.elastic.recording.inserting import (
+    Changes,
+    Place,
+    insert_block,
+    list_contents,
+    list_own_calls,
+    redirect_axis,
+    rewrite_call,
+)
+from subfleet.elastic.recording.record import NetworkRecord, RecordedBlock, RecordedPlan, pack_record
 from subfleet.protocol.errors import ConfigError
 
 
@@ -44,7 +50,7 @@ def unite_records(records: Sequence[NetworkRecord]) -> NetworkRecord:
         raise ConfigError("the networks have no union, because their own losses differ; give all of them the same one")
     whole = {reason for record in records for reason in record.whole}
     places = {reason: {place for own in records for place in own.whole.get(reason, ())} for reason in sorted(whole)}
-    return sort_record(replace(union, whole={reason: tuple(sorted(own)) for reason, own in places.items()}))
+    return _sort_record(replace(union, whole={reason: tuple(sorted(own)) for reason, own in places.items()}))
 
 
 def _list_sizes(union: NetworkRecord, record: NetworkRecord) -> dict[str, int]:
@@ -101,11 +107,7 @@ def _check_calls(union: NetworkRecord, record: NetworkRecord) -> None:
         if block.name not in blocks and block.reads != block.gives:
             passed[block.gives] = passed.get(block.reads, block.reads)
 
-    def rename(size: Any) -> Any:
-        if isinstance(size, (list, tuple)):
-            return [rename(part) for part in size]
-        return passed.get(size, size)
-
+    rename = partial(rename_axes, names=passed)
     for mode in ("training", "evaluation"):
         calls = list_own_calls(getattr(union, mode), blocks, {"size": rename, "whole": rename})
         own = list_own_calls(getattr(record, mode), blocks, {})
@@ -117,3 +119,42 @@ def _check_calls(union: NetworkRecord, record: NetworkRecord) -> None:
             f"the networks have no union, because in one of them {where}differently; use networks of the same code "
             "that differ in widths and numbers of blocks"
         )
+
+
+def _sort_record(record: NetworkRecord) -> NetworkRecord:
+    """The same network, so that equal unions have equal records.
+
+    Tensors are in the order of their use, axes in that of tensors, and results in that of calls.
+    """
+    calls = (*record.training.calls, *record.evaluation.calls)
+    used = list(dict.fromkeys(name for call in calls for name in list_contents(call[1:3], "state")))
+    tensors = sorted(record.tensors, key=lambda tensor: used.index(tensor.name))
+    axes = list(dict.fromkeys(name for tensor in tensors for name in list_names(tensor.shape, record.sums)))
+    layers = list(dict.fromkeys(call[4] for call in calls))
+    return replace(
+        record,
+        axes=tuple(sorted(record.axes, key=lambda axis: axes.index(axis.name))),
+        sums=dict(sorted(record.sums.items())),
+        tensors=tuple(tensors),
+        fixed=tuple(sorted(record.fixed, key=lambda item: str(item[0]))),
+        training=_number_results(record.training),
+        evaluation=_number_results(record.evaluation),
+        products=tuple(sorted(record.products, key=lambda product: layers.index(product.layer))),
+    )
+
+
+def _number_results(plan: RecordedPlan) -> RecordedPlan:
+    numbers: dict[int | None, int | None] = {None: None, 0: 0}
+    for call in plan.calls:
+        for number in call[3] if isinstance(call[3], list) else [call[3]]:
+            numbers.setdefault(number, len(numbers) - 1)
+    changes: Changes = {"value": numbers.__getitem__}
+    return RecordedPlan(
+        calls=[rewrite_call(call, changes) for call in plan.calls],
+        out=changes["value"](plan.out),
+        blocks={
+            name: (start, stop, changes["value"](source), changes["value"](out))
+            for name, (start, stop, source, out) in plan.blocks.items()
+        },
+        constants=plan.constants,
+    )
