@@ -11,7 +11,6 @@ from functools import partial
 from torch import nn
 
 from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
-from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import BlockPlan, SectionedNetwork, build_sections, plan_blocks
 from subfleet.elastic.recording.markers import Markers
@@ -67,32 +66,23 @@ def efficientnet_v2(config: EfficientNetV2) -> nn.Module:
 
 
 def _build(config: _AnyInverted, style: _Style) -> nn.Module:
-    stem_width = config.stem_width or config.widths[0]
-    strides = config.strides or (1, *(2 for _ in config.widths[1:]))
-    plans = plan_blocks(config, stem_width=stem_width, strides=strides, keeping="all")
-    usual = tuple(plan.width_in * style.expansion for plan in plans)
-    hidden = dict(zip(plans, expand_to_blocks(config.hidden_widths, config.depths) or usual, strict=True))
-    squeezed_widths = () if isinstance(config, MobileNetV2) else config.squeezed_widths
-    nothing = (0,) * len(plans)
-    squeezed = dict(zip(plans, expand_to_blocks(squeezed_widths, config.depths) or nothing, strict=True))
-    halving = [section for section, stride in enumerate(strides) if stride > 1]
+    plans, layers = plan_blocks(config, halving=True, keeping="all"), Layers(config=config, epsilon=style.epsilon)
+    halving = [plan.section for plan in plans if plan.stride > 1]
     late = halving[-2] if len(halving) > 1 else 0
-    layers = Layers(config=config, epsilon=style.epsilon)
 
     def make(plan: BlockPlan) -> nn.Module:
+        inner = plan.hidden or plan.width_in * style.expansion
         activation = style.late if plan.section >= late else style.early
-        if style.fuses and not squeezed[plan]:
-            inside = _build_fused(layers, plan, hidden[plan], activation)
+        if style.fuses and not plan.squeezed:
+            inside = _build_fused(layers, plan, inner, activation)
         else:
-            squeeze = (
-                partial(SqueezeExcitation, hidden[plan], squeezed[plan], *style.squeeze) if squeezed[plan] else None
-            )
-            inside = _build_separable(layers, plan, hidden[plan], activation, squeeze)
+            inside = _build_separable(layers, plan, inner, activation, style.squeeze)
         return InvertedResidual(
             nn.Sequential(inside), residual=plan.keeps, learnable_step=config.learnable_steps and plan.position > 0
         )
 
-    stem = layers.normed_layer((config.input_shape[0], stem_width), 3, stride=config.stem_stride, activation=style.stem)
+    widths = (config.input_shape[0], plans[0].width_in)
+    stem = layers.normed_layer(widths, 3, stride=config.stem_stride, activation=style.stem)
     last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
     modules = OrderedDict[str, nn.Module](stem=stem, **build_sections(plans, make))
     modules["last"] = layers.normed_layer((plans[-1].width, last[0]), activation=style.stem)
@@ -102,11 +92,15 @@ def _build(config: _AnyInverted, style: _Style) -> nn.Module:
         modules["activation"] = style.stem()
     modules["head"] = nn.Linear(last[-1], config.class_count)
     names = {("last", 1): ("last0",), **({("hidden", 1): ("last1",)} if len(last) > 1 else {})}
-    return SectionedNetwork(modules, plans, after=Markers(axes=names), cuts_kernels=bool(config.kernels))
+    return SectionedNetwork(modules, plans, after=Markers(axes=names))
 
 
 def _build_separable(
-    layers: Layers, plan: BlockPlan, inner: int, activation: MakeActivation, squeeze: MakeActivation | None
+    layers: Layers,
+    plan: BlockPlan,
+    inner: int,
+    activation: MakeActivation,
+    squeeze: tuple[MakeActivation, MakeActivation],
 ) -> "OrderedDict[str, nn.Module]":
     """A widening 1x1 convolution, a depthwise convolution, squeeze-and-excitation, and a narrowing 1x1 convolution."""
     modules = OrderedDict[str, nn.Module]()
@@ -115,8 +109,8 @@ def _build_separable(
     modules["depthwise"] = layers.normed_layer(
         (inner, inner), plan.side, stride=plan.stride, groups=inner, activation=activation
     )
-    if squeeze is not None:
-        modules["squeeze"] = squeeze()
+    if plan.squeezed:
+        modules["squeeze"] = SqueezeExcitation(inner, plan.squeezed, *squeeze)
     modules["narrow"] = layers.normed_layer((inner, plan.width))
     return modules
 

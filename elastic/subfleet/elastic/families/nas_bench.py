@@ -5,7 +5,6 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from subfleet.elastic.families.layers import Layers, SpatialMean
-from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.genotypes import (
     CONVOLUTIONS,
     LAST_NODE,
@@ -27,16 +26,14 @@ def nas_bench_201(config: NasBench201) -> nn.Module:
     Layers of a cell are ReLU, convolution and norm in this order. Edges that are not on a path from input to output are
     omitted, because they have no gradient. Nodes between convolutions only have an axis of their own in each cell.
     """
-    strides = (1, *(2 for _ in config.widths[1:]))
-    plans = plan_blocks(config, stem_width=config.widths[0], strides=strides, keeping="first")
     edges, layers = edges_of(config.cell), Layers(config=config)
-    widths = expand_to_blocks(config.hidden_widths or config.widths, config.depths)
-    inner = dict(zip(plans, widths, strict=True))
+    plans = plan_blocks(config, halving=True, keeping="first")
 
     def make(plan: BlockPlan) -> nn.Module:
+        inner = plan.hidden or plan.width
         if plan.keeps:
-            return CellModule(layers, plan.width, inner[plan], edges)
-        return Reduction(layers, plan.width_in, inner[plan], plan.width)
+            return CellModule(layers, plan.width, inner, edges)
+        return Reduction(layers, plan.width_in, inner, plan.width)
 
     width = plans[-1].width
     stem = layers.normed_layer((config.input_shape[0], config.widths[0]), 3)

@@ -16,24 +16,24 @@ from subfleet.elastic.families.sections import BlockPlan, SectionedNetwork, buil
 
 def vgg(config: Vgg) -> nn.Module:
     """The network of `Vgg`; it ends with one linear layer instead of the paper's three, as usual for small images."""
-    plans = plan_blocks(config, stem_width=config.input_shape[0])
+    plans = plan_blocks(config, width_in=config.input_shape[0])
     modules = build_sections(plans, partial(_build_layer, Layers(config=config)), close=partial(nn.MaxPool2d, 2))
     modules.update(pool=SpatialMean(), head=nn.Linear(plans[-1].width, config.class_count))
-    return SectionedNetwork(modules, plans, cuts_kernels=bool(config.kernels))
+    return SectionedNetwork(modules, plans)
 
 
 def fcn(config: Fcn) -> nn.Module:
     """The network of `Fcn`; it ends with a linear map of each pixel."""
-    plans = plan_blocks(config, stem_width=config.input_shape[0])
+    plans = plan_blocks(config, width_in=config.input_shape[0])
     modules = build_sections(plans, partial(_build_layer, Layers(config=config)))
     modules["head"] = nn.Conv2d(plans[-1].width, config.class_count, 1)
-    return SectionedNetwork(modules, plans, cuts_kernels=bool(config.kernels))
+    return SectionedNetwork(modules, plans)
 
 
 def ds_cnn(config: DsCnn) -> nn.Module:
     """The network of `DsCnn`."""
-    layers, stem_width = Layers(config=config), config.stem_width or config.widths[0]
-    plans = plan_blocks(config, stem_width=stem_width)
+    layers, plans = Layers(config=config), plan_blocks(config)
+    stem_width = plans[0].width_in
     # Padding of 5 rows and 1 column gives 25 x 5 positions for 49 x 10, like "same" padding at stride 2.
     conv = nn.Conv2d(config.input_shape[0], stem_width, (10, 4), stride=2, padding=(5, 1), bias=config.norm == "none")
     stem = OrderedDict[str, nn.Module](conv=conv, norm=layers.norm(stem_width), activation=nn.ReLU())
@@ -41,7 +41,7 @@ def ds_cnn(config: DsCnn) -> nn.Module:
         stem=nn.Sequential(stem), **build_sections(plans, partial(_build_separable, layers))
     )
     modules.update(pool=SpatialMean(), head=nn.Linear(plans[-1].width, config.class_count))
-    return SectionedNetwork(modules, plans, cuts_kernels=bool(config.kernels))
+    return SectionedNetwork(modules, plans)
 
 
 def _build_layer(layers: Layers, plan: BlockPlan) -> nn.Module:

@@ -11,9 +11,8 @@ from subfleet.elastic.recording.markers import Markers
 
 def lstm(config: Lstm) -> nn.Module:
     """The network of `Lstm`, for indices (batch, tokens)."""
-    embedding_width = config.embedding_width or config.widths[0]
-    plans = plan_blocks(config, stem_width=embedding_width, stream="state")
-    modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, embedding_width))
+    plans = plan_blocks(config, width_in=config.embedding_width, stream="state")
+    modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, plans[0].width_in))
     modules.update(build_sections(plans, lambda plan: RecurrentLayer(plan.width_in, plan.width)))
     modules["head"] = nn.Linear(plans[-1].width, config.class_count)
     before = Markers(

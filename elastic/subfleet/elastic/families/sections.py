@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Literal, Protocol, TypeVar
 
@@ -11,12 +11,13 @@ from torch import nn
 from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.recording.markers import UNMARKED, Markers
 
+_USUAL_SIDE = 3
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
 class Sectioned(Protocol):
-    """Settings of a network with a width for each section; optional ones are `kernels` and `layer_widths`."""
+    """Settings of a network with a width for each section, and perhaps other settings of sections and blocks."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -40,6 +41,10 @@ class BlockPlan:
         width: width of its output.
         stride: stride of its convolution, if any.
         side: side of its kernels.
+        cuts_kernels: whether submodels may cut them, because the settings name them.
+        hidden: width inside it; 0 if the settings name none.
+        squeezed: width inside squeeze-and-excitation; 0 for none.
+        heads: attention heads; 0 without attention.
     """
 
     section: int
@@ -50,6 +55,10 @@ class BlockPlan:
     width: int
     stride: int
     side: int
+    cuts_kernels: bool
+    hidden: int
+    squeezed: int
+    heads: int
 
     @property
     def name(self) -> str:
@@ -60,8 +69,8 @@ class BlockPlan:
 def plan_blocks(
     config: Sectioned,
     *,
-    stem_width: int,
-    strides: tuple[int, ...] = (),
+    width_in: int = 0,
+    halving: bool = False,
     keeping: Literal["none", "first", "all"] = "none",
     stream: str = "stream",
 ) -> tuple[BlockPlan, ...]:
@@ -72,32 +81,44 @@ def plan_blocks(
 
     Args:
         config: the settings.
-        stem_width: input channels of the first block.
-        strides: stride of each section; empty for 1.
+        width_in: width of the first block's input; 0 for that of the settings' stem.
+        halving: whether sections after the first have a stride of 2, unless the settings name others.
         keeping: sections that may keep the previous stream.
         stream: last part of the name of a section's stream.
     """
+    usual_strides = (1, *(2 if halving else 1 for _ in config.widths[1:]))
+    strides = getattr(config, "strides", ()) or usual_strides
     kernels: tuple[int, ...] = getattr(config, "kernels", ())
     layer_widths: tuple[int, ...] = getattr(config, "layer_widths", ())
-    plans: list[BlockPlan] = []
     widths = iter(layer_widths or expand_to_blocks(config.widths, config.depths))
-    for section, depth in enumerate(config.depths):
-        for position in range(depth):
-            width_in, width = plans[-1].width if plans else stem_width, next(widths)
-            stride = strides[section] if strides and not position else 1
-            may_keep = keeping == "all" or (keeping == "first" and not section) or bool(position)
-            keeps = may_keep and not layer_widths and stride == 1 and width_in == width
-            plan = BlockPlan(
+    hidden, squeezed, heads = (
+        iter(expand_to_blocks(getattr(config, name, ()), config.depths) or (0,) * sum(config.depths))
+        for name in ("hidden_widths", "squeezed_widths", "heads")
+    )
+    width_in = width_in or getattr(config, "stem_width", 0) or config.widths[0]
+    before, plans = f"section0.{stream}", list[BlockPlan]()
+    for section, position in ((own, place) for own, depth in enumerate(config.depths) for place in range(depth)):
+        width, stride = next(widths), 1 if position else strides[section]
+        may_keep = keeping == "all" or (keeping == "first" and not section) or bool(position)
+        keeps = may_keep and not layer_widths and stride == 1 and width_in == width
+        started = f"section{section}.block{position}.width" if layer_widths else f"section{section}.{stream}"
+        plans.append(
+            BlockPlan(
                 section=section,
                 position=position,
-                stream=plans[-1].stream if keeps and plans else f"section{section}.{stream}",
+                stream=before if keeps else started,
                 keeps=keeps,
                 width_in=width_in,
                 width=width,
                 stride=stride,
-                side=kernels[section] if kernels else 3,
+                side=kernels[section] if kernels else _USUAL_SIDE,
+                cuts_kernels=bool(kernels),
+                hidden=next(hidden),
+                squeezed=next(squeezed),
+                heads=next(heads),
             )
-            plans.append(replace(plan, stream=f"{plan.name}.width") if layer_widths else plan)
+        )
+        before, width_in = plans[-1].stream, width
     return tuple(plans)
 
 
@@ -135,7 +156,6 @@ class SectionedNetwork(nn.Sequential):
         channel: dimension of the channels of a block's output.
         before: other axes that are listed before those of blocks, and their kinds and the roles of tensors.
         after: other axes that are listed after those of blocks.
-        cuts_kernels: whether submodels may cut the kernels of blocks.
     """
 
     def __init__(
@@ -146,7 +166,6 @@ class SectionedNetwork(nn.Sequential):
         channel: int = 1,
         before: Markers = UNMARKED,
         after: Markers = UNMARKED,
-        cuts_kernels: bool = False,
     ) -> None:
         super().__init__(modules)
         outputs = {(plan.name, channel): (plan.stream,) for plan in plans}
@@ -157,7 +176,7 @@ class SectionedNetwork(nn.Sequential):
             before,
             Markers(axes=outputs),
             *(getattr(self.get_submodule(plan.name), "markers", UNMARKED).within(plan.name) for plan in plans),
-            Markers(axes=kernels if cuts_kernels else {}),
+            Markers(axes=kernels),
             after,
             Markers(axes={("head.weight", 0): ("class",)}),
         ]
@@ -165,7 +184,7 @@ class SectionedNetwork(nn.Sequential):
         self.markers = Markers(
             axes=_join(part.axes for part in parts),
             kinds=_join(part.kinds for part in parts),
-            kernels=frozenset(tensor for tensor, _ in kernels) if cuts_kernels else frozenset(),
+            kernels=frozenset(tensor for tensor, _ in kernels),
             sections=tuple(tuple(plan.name for plan in own) for _, own in sections),
             kept=frozenset(plan.name for plan in plans if not plan.position),
             roles=_join(part.roles for part in parts),
@@ -173,8 +192,8 @@ class SectionedNetwork(nn.Sequential):
         )
 
     def _list_filters(self, plans: Sequence[BlockPlan]) -> Iterator[tuple[str, str]]:
-        """Yield the block and the path of each convolution in blocks whose kernel has several places."""
-        for plan in plans:
+        """Yield the block and the path of each convolution whose kernel has several places and may be cut."""
+        for plan in (own for own in plans if own.cuts_kernels):
             for path, layer in self.get_submodule(plan.name).named_modules(prefix=plan.name):
                 if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
                     yield plan.name, path

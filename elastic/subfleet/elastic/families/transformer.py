@@ -9,7 +9,6 @@ from collections import OrderedDict
 
 from torch import nn
 
-from subfleet.elastic.families.records.checks import expand_to_blocks
 from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
 from subfleet.elastic.families.sections import BlockPlan, SectionedNetwork, build_sections, plan_blocks
 from subfleet.elastic.families.transformer_layers import (
@@ -73,20 +72,15 @@ def _build(
         fused: one layer for the queries, keys and values of a block instead of three.
         pooled: whether logits come from the first token (Devlin et al. 2019, section 3.2) instead of each token.
     """
-    width, plans = config.widths[0], plan_blocks(config, stem_width=config.widths[0], keeping="all")
-    hidden_widths = config.hidden_widths or (_HIDDEN_TIMES * width,) * len(config.widths)
-    heads, hidden = (
-        dict(zip(plans, expand_to_blocks(values, config.depths), strict=True))
-        for values in (config.heads, hidden_widths)
-    )
+    width, plans = config.widths[0], plan_blocks(config, keeping="all")
 
     def make(plan: BlockPlan) -> nn.Module:
         return TransformerBlock(
             BlockForm(
                 width=width,
-                heads=heads[plan],
-                head_width=config.head_width or width // heads[plan],
-                hidden_width=hidden[plan],
+                heads=plan.heads,
+                head_width=config.head_width or width // plan.heads,
+                hidden_width=plan.hidden or _HIDDEN_TIMES * width,
                 scaler=config.scaler,
                 learnable_step=config.learnable_steps and plan.position > 0,
                 causal=causal,
