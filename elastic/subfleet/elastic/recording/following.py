@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from subfleet.elastic.recording.cheap_products import compute_cheaply
 from subfleet.elastic.recording.dimensions import Dim, keep_whole, make_dim, make_whole_dim, measure, resolve
+from subfleet.elastic.recording.functions import get_argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Operation:
 
     def get(self, position: int, name: str = "", default: Any = None) -> Any:
         """An argument by its position or its name."""
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+        return get_argument(self.args, self.kwargs, position, name, default)
 
     def dims(self, position: int) -> tuple[Dim, ...]:
         """The dimensions of a tensor argument."""

@@ -1,6 +1,6 @@
 """The functions of PyTorch that a recorded network may call."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import FunctionType, MappingProxyType
 from typing import Any
@@ -81,3 +81,17 @@ def list_forms(*names: str) -> frozenset[str]:
 
 SUMS = list_forms("add") | {f"torch.Tensor.{name}" for name in ("__add__", "__iadd__", "__radd__")}
 """Functions that add two tensors."""
+
+NORMS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "torch.nn.functional.batch_norm": (3, 4),
+        "torch.nn.functional.layer_norm": (2, 3),
+        "torch.nn.functional.group_norm": (2, 3),
+    }
+)
+"""Places of weight and bias among the arguments of norms."""
+
+
+def get_argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call by its position or its name."""
+    return args[position] if position < len(args) else kwargs.get(name, default)

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from subfleet.elastic.axes import Axis, AxisKind
 from subfleet.elastic.recording.blocks import list_spans
-from subfleet.elastic.recording.calls import LayerSpan
+from subfleet.elastic.recording.calls import Call, LayerSpan
 from subfleet.elastic.recording.comparing import merge_records
 from subfleet.elastic.recording.copies import find_uncopied
 from subfleet.elastic.recording.cuts import EVERYTHING, Cuts
 from subfleet.elastic.recording.dimensions import GROUP, Dim, Leaf, expand_parts, resolve
 from subfleet.elastic.recording.encoding import MOST_CONSTANTS, CallEncoder, encode_tensor
 from subfleet.elastic.recording.expressions import BATCH
+from subfleet.elastic.recording.functions import NORMS, get_argument
 from subfleet.elastic.recording.inputs import InputPart, Inputs
 from subfleet.elastic.recording.markers import Markers, find_markers
 from subfleet.elastic.recording.naming import NamedAxis, name_axes
@@ -227,25 +228,21 @@ def _write_tensors(
     return tuple(tensors)
 
 
-_NORMS = {"torch.nn.functional.batch_norm": (3, 4), "torch.nn.functional.layer_norm": (2, 3),
-          "torch.nn.functional.group_norm": (2, 3)}  # fmt: skip
-
-
 def _find_roles(runs: ModuleRuns) -> dict[str, str]:
     """Roles that follow from the calls that read a tensor."""
     names, roles = {id(tensor): name for name, tensor in runs.state.items()}, dict[str, str]()
+
+    def find(call: Call, position: int, key: str = "") -> str:
+        return names.get(id(get_argument(call.args, call.kwargs, position, key)), "")
+
     for call in runs.training.calls:
-        given = [names.get(id(item), "") if isinstance(item, Tensor) else "" for item in call.args]
-        given += [""] * 5
         if call.name == "torch.nn.functional.batch_norm":
-            roles |= {given[1]: "mean", given[2]: "variance"}
+            roles |= {find(call, 1): "mean", find(call, 2): "variance"}
         if call.name == "torch.nn.functional.embedding":
-            roles[given[1]] = "embedding"
-        if call.name in _NORMS:
-            keys = {"weight": call.kwargs.get("weight"), "bias": call.kwargs.get("bias")}
-            gain, bias = _NORMS[call.name]
-            roles |= {given[gain] or names.get(id(keys["weight"]), ""): "gain"}
-            roles |= {given[bias] or names.get(id(keys["bias"]), ""): "bias"}
+            roles[find(call, 1)] = "embedding"
+        if call.name in NORMS:
+            gain, bias = NORMS[call.name]
+            roles |= {find(call, gain, "weight"): "gain", find(call, bias, "bias"): "bias"}
     roles.pop("", None)
     return roles
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.elastic.recording.functions import SUMS, list_forms
+from subfleet.elastic.recording.functions import NORMS, SUMS, get_argument, list_forms
 from subfleet.elastic.recording.record import NetworkRecord, RecordedPlan
 
 _Call = Sequence[Any]
@@ -37,9 +37,7 @@ _ZERO_AT_ZERO = _KEPT | _RETURNED | list_forms(
 _LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(list_forms("linear", "conv1d", "conv2d", "conv3d"), (1, 2)),
-        "torch.nn.functional.batch_norm": (3, 4),
-        "torch.nn.functional.layer_norm": (2, 3),
-        "torch.nn.functional.group_norm": (2, 3),
+        **NORMS,
     }
 )
 """Places of weight and bias among the arguments."""
@@ -96,11 +94,8 @@ def _close_call(before: Sequence[_Call], name: str, args: Sequence[Any], kwargs:
 
 def _find_tensors(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """The weight and the bias among the arguments of a layer's call."""
-    weight, bias = (
-        args[place] if place < len(args) else kwargs.get(key)
-        for place, key in zip(_LAYERS[name], ("weight", "bias"), strict=True)
-    )
-    return weight, bias
+    weight, bias = _LAYERS[name]
+    return get_argument(args, kwargs, weight, "weight"), get_argument(args, kwargs, bias, "bias")
 
 
 def _close_operand(before: Sequence[_Call], item: Any) -> set[str]:

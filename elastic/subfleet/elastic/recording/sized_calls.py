@@ -2,36 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from subfleet.elastic.recording.calls import Call
 from subfleet.elastic.recording.dimensions import GROUP, Leaf, may_be_cut, measure, resolve
+from subfleet.elastic.recording.functions import get_argument
 from subfleet.protocol.errors import ConfigError
 
-
-class Sizes(Protocol):
-    """Writes sizes of dimensions."""
-
-    def express(self, dim: Sequence[Leaf]) -> Any:
-        """The size of a dimension as plain data."""
-
-    def dims_of(self, tensor: Tensor) -> tuple[tuple[Leaf, ...], ...]:
-        """The dimensions of a tensor."""
-
-    def encode(self, value: Any) -> Any:
-        """An argument as plain data."""
+if TYPE_CHECKING:
+    from subfleet.elastic.recording.encoding import CallEncoder
 
 
 Arguments = tuple[list[Any], dict[str, Any]]
-Sizing = Callable[[Sizes, Call, list[Any], dict[str, Any]], Arguments]
+Sizing = Callable[["CallEncoder", Call, list[Any], dict[str, Any]], Arguments]
 """Replaces the sizes among a call's encoded arguments."""
 
 
 def _get(call: Call, position: int, name: str, default: Any = None) -> Any:
-    """An argument of a call by its position or its name."""
-    return call.args[position] if position < len(call.args) else call.kwargs.get(name, default)
+    return get_argument(call.args, call.kwargs, position, name, default)
 
 
 def _put(args: list[Any], kwargs: dict[str, Any], position: int, name: str, size: Any) -> Arguments:
@@ -41,7 +31,7 @@ def _put(args: list[Any], kwargs: dict[str, Any], position: int, name: str, size
     return args, {**kwargs, name: size}
 
 
-def _shape_result(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _shape_result(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """`view`, `reshape` and `expand`: the shape of the result; -1 stays."""
     given = call.args[1:] if len(call.args) > 1 else (call.kwargs.get("shape", ()),)
     if not all(isinstance(size, int) for size in given):
@@ -52,14 +42,14 @@ def _shape_result(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, A
     return [args[0], *_express_shape(sizes, call.out, given)], kwargs
 
 
-def _express_shape(sizes: Sizes, out: Tensor, given: Sequence[int]) -> list[Any]:
+def _express_shape(sizes: "CallEncoder", out: Tensor, given: Sequence[int]) -> list[Any]:
     return [-1 if size == -1 else sizes.express(dim) for size, dim in zip(given, sizes.dims_of(out), strict=True)]
 
 
 def _create(first: int) -> Sizing:
     """A new tensor: its whole shape."""
 
-    def size(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+    def size(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
         shape = {"tuple": [sizes.express(dim) for dim in sizes.dims_of(call.out)]}
         if len(call.args) <= first:
             return args, {**kwargs, "size": shape}
@@ -70,25 +60,25 @@ def _create(first: int) -> Sizing:
     return size
 
 
-def _unflatten(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _unflatten(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     place, parts = call.args[1] % call.args[0].dim(), len(call.args[2])
     dims = sizes.dims_of(call.out)[place : place + parts]
     return [*args[:2], {"tuple": [sizes.express(dim) for dim in dims]}], kwargs
 
 
-def _split(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _split(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     place = _get(call, 2, "dim", 0) % call.args[0].dim()
     parts = [sizes.express(sizes.dims_of(out)[place]) for out in call.out]
     even = isinstance(_get(call, 1, "split_size_or_sections"), int)
     return _put(args, kwargs, 1, "split_size_or_sections", parts[0] if even else parts)
 
 
-def _normalise_layer(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _normalise_layer(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     dims = sizes.dims_of(call.args[0])[-len(_get(call, 1, "normalized_shape")) :]
     return _put(args, kwargs, 1, "normalized_shape", {"tuple": [sizes.express(dim) for dim in dims]})
 
 
-def _normalise_groups(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _normalise_groups(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """The number of groups of a norm."""
     channels = sizes.dims_of(call.args[0])[1]
     size, group = sizes.express(channels), next((leaf.size for leaf in resolve(channels) if leaf.kind == GROUP), 1)
@@ -96,7 +86,7 @@ def _normalise_groups(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[st
     return _put(args, kwargs, 1, "num_groups", groups)
 
 
-def _convolve(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _convolve(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """The number of groups, and the padding where the kernel may be cut."""
     groups, weight = _get(call, 6, "groups", 1), _get(call, 1, "weight")
     if groups != 1:
@@ -115,7 +105,7 @@ def _convolve(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any])
     return args, kwargs
 
 
-def _divide(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _divide(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """The kept part of the channels, and all of them."""
     cut = next((dim for dim in sizes.dims_of(call.args[0])[1:] if may_be_cut(dim)), None)
     if cut is None:
@@ -138,7 +128,7 @@ def _take_outer(dim: Sequence[Leaf], count: int, call: Call) -> list[Leaf]:
     return outer
 
 
-def _narrow(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _narrow(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     source, place, start, _ = call.args[:4]
     dim = sizes.dims_of(source)[place]
     if not may_be_cut(dim):
@@ -146,7 +136,7 @@ def _narrow(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -
     return [*args[:2], _count_before(sizes, dim, start), sizes.express(sizes.dims_of(call.out)[place])], kwargs
 
 
-def _get_item(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _get_item(sizes: "CallEncoder", call: Call, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
     """Bounds of slices in dimensions that may be cut."""
     source, given = call.args[:2]
     indices = given if isinstance(given, tuple) else (given,)
@@ -169,7 +159,7 @@ def _get_item(sizes: Sizes, call: Call, args: list[Any], kwargs: dict[str, Any])
     return [args[0], {"tuple": encoded}], kwargs
 
 
-def _count_before(sizes: Sizes, dim: Sequence[Leaf], bound: int) -> Any:
+def _count_before(sizes: "CallEncoder", dim: Sequence[Leaf], bound: int) -> Any:
     """The number of indices before a bound of a slice, as an expression."""
     leaves = [leaf for leaf in resolve(dim) if leaf.size > 1]
     if bound == 0:

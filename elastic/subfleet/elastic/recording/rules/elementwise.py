@@ -59,9 +59,8 @@ _COMBINED = (
     "dropout", "elu", "eq", "erf", "exp", "exp2", "expm1", "fill", "floor", "fmod", "ge", "gelu", "gt", "hardsigmoid",
     "hardswish", "hardtanh", "isinf", "isnan", "le", "leaky_relu", "lerp", "lift_fresh", "log", "log1p", "log2",
     "log_sigmoid_forward", "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum",
-    "mish",
-    "mul", "native_dropout", "ne", "neg", "normal", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub",
-    "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "sqrt", "square", "sub", "tan", "tanh",
+    "mish", "mul", "native_dropout", "ne", "neg", "normal", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt",
+    "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "softshrink", "sqrt", "square", "sub", "tan", "tanh",
     "threshold", "to", "type_as", "uniform", "where", "zero",
 )  # fmt: skip
 _CREATED = (
