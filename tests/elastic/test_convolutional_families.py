@@ -214,3 +214,9 @@ def test_a_grouped_convolution_keeps_whole_groups() -> None:
 def test_impossible_settings_are_refused(config: Family, change: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         network_of(dataclasses.replace(config, **change))
+
+
+def test_a_section_of_the_same_width_keeps_the_stream_unless_it_halves_the_image() -> None:
+    config = dataclasses.replace(V2, widths=(4, 4, 4), hidden_widths=(), stem_width=4)
+    streams = [name for name in network_of(config).axes if name.endswith("stream")]
+    assert streams == ["section0.stream", "section1.stream"]
