@@ -4,28 +4,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from torch import nn
 
-from subfleet.elastic.families.records.checks import expand_to_blocks
+from subfleet.elastic.families.records.checks import Sectioned, expand_to_blocks
 from subfleet.elastic.recording.markers import UNMARKED, Markers
 
 _USUAL_SIDE = 3
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-
-class Sectioned(Protocol):
-    """Settings of a network with a width for each section, and perhaps other settings of sections and blocks."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Width of each section."""
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Blocks of each section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ def expand_to_blocks(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[
     return tuple(value for value, depth in zip(values, depths, strict=True) for _ in range(depth))
 
 
-class _Sectioned(Family, Protocol):
-    """A family of sections with a width each."""
+class Sectioned(Family, Protocol):
+    """A family of sections with a width each, and perhaps other settings of sections and blocks."""
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ class _Sectioned(Family, Protocol):
         """Width of each section."""
 
 
-def check_settings(record: _Sectioned) -> Iterator[str]:
+def check_settings(record: Sectioned) -> Iterator[str]:
     """Yield the inconsistencies between the settings of a record with section widths."""
     widths = record.widths
     if len(widths) != len(record.depths):
@@ -62,7 +62,7 @@ _OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
 _OF_BLOCKS = ("layer_widths",)
 
 
-def _check_counts(record: _Sectioned) -> Iterator[str]:
+def _check_counts(record: Sectioned) -> Iterator[str]:
     """Check the lengths of settings that have one number for each section, for each block, or for either."""
     sections, blocks = len(record.depths), sum(record.depths)
     of_sections, of_blocks = f"each of the {sections} sections", f"each of the {blocks} blocks"
@@ -77,7 +77,7 @@ def _check_counts(record: _Sectioned) -> Iterator[str]:
                 yield f"{name} is {values}, but must be empty or have one number for {words}"
 
 
-def _check_last_layers(record: _Sectioned) -> Iterator[str]:
+def _check_last_layers(record: Sectioned) -> Iterator[str]:
     layers: tuple[int, ...] = getattr(record, "layer_widths", ())
     if len(layers) != sum(record.depths):
         return
