@@ -9,6 +9,7 @@ The games are in `emulation_benchmark/game.py`: of 100 members, 20 train the net
 or a smaller one, for five steps in each round. The first run creates an environment for Flower, `build/flower`. Each
 system runs in its own process, in turn, and each round's figure is the CPU seconds of all its processes. Medians are
 over the rounds after the first; "first" includes what is made once. With `--members` fleets grow, and 20 still train.
+`emulation_benchmark/accounting.py` accounts a large fleet with a search, in seconds of wall time.
 """
 
 import argparse
@@ -58,6 +59,12 @@ def play_batch(game: Game, cache: Path, **changes: Any) -> dict[str, Any]:
     return dict(_run([sys.executable, str(_PROGRAMS / "fleet.py"), settings]))
 
 
+def account_fleet(members: int, rounds: int, cache: Path) -> dict[str, Any]:
+    """What it takes to account a large fleet; see `emulation_benchmark/accounting.py`."""
+    settings = json.dumps({"members": members, "rounds": rounds, "cache": str(cache)})
+    return dict(_run([sys.executable, str(_PROGRAMS / "accounting.py"), settings]))
+
+
 def _run(command: Sequence[str]) -> Any:
     """The last line that a process prints, as JSON."""
     process = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **_QUIET})
@@ -88,6 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if len(grown) > 1:
         few, many = min(grown), max(grown)
         found["bytes_per_idle_client"] = round(1024 * (grown[many] - grown[few]) / (many - few))
+    found["accounting"] = account_fleet(options.accounted, options.accounted_rounds, cache)
     return found
 
 
@@ -139,6 +147,7 @@ def describe(found: Mapping[str, Any]) -> str:
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}, onnxruntime {version('onnxruntime')}"
     )
+    accounted = found["accounting"]
     lines = [
         "# Emulated rounds",
         "",
@@ -158,6 +167,9 @@ def describe(found: Mapping[str, Any]) -> str:
         *(f"| {count} | {times['first_s']} | {times['later_s']} |" for count, times in found["members"].items()),
         "",
         f"A member that does not train takes {found.get('bytes_per_idle_client', '-')} bytes beside its samples.",
+        "",
+        f"Accounting {accounted['clients']} clients, of which 20 take part, for {accounted['rounds']} rounds takes ",
+        f"{accounted['seconds']} s, {accounted['cpu_s']} CPU s; searches find {accounted['submodels']} submodels.",
         "",
         f"`{json.dumps(found)}`",
     ]
@@ -189,10 +201,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="rounds of each run, 2 or more; default 6")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system; default 3")
     parser.add_argument("--members", type=int, nargs="*", default=[1000, 3000], help="sizes of larger fleets")
+    parser.add_argument("--accounted", type=int, default=10_000, help="clients of the accounted fleet; default 10000")
+    parser.add_argument("--accounted-rounds", type=int, default=100, help="its rounds; default 100")
     parser.add_argument("--without-flower", action="store_true", help="leave out what takes an install")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     smallest = {"rounds": 2, "repeats": 1, "members": [30], "without_flower": True}
+    smallest |= {"accounted": 30, "accounted_rounds": 2}
     options = parse_arguments(parser, **smallest)
     if options.rounds < 2 or options.repeats < 1:
         parser.error("--rounds must be 2 or more, because the first is reported apart, and --repeats 1 or more")

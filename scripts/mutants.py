@@ -26,7 +26,9 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFECTS = ROOT / "tests" / "mutants" / "defects.toml"
-NOT_COPIED = (".git", ".venv", "build", "runs", "state", "__pycache__", "node_modules", ".hypothesis", ".*_cache")
+NOT_COPIED = (".git", ".venv", "build", "__pycache__", "node_modules", ".hypothesis", ".*_cache")
+NOT_COPIED_AT_ROOT = frozenset({"runs", "state"})
+"""What commands write there; the settings have a folder `runs`, too, which is copied."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 OTHER_FOLDERS = {
     "arrays": ("tests/arrays", "tests/protocol"),
@@ -77,7 +79,12 @@ class Tree:
 
     def __init__(self, source: Path, folder: Path) -> None:
         self._folder = folder
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+        never = shutil.ignore_patterns(*NOT_COPIED)
+
+        def ignore(within: str, names: list[str]) -> set[str]:
+            return {*never(within, names)} | (NOT_COPIED_AT_ROOT if Path(within) == source else set())
+
+        shutil.copytree(source, folder, ignore=ignore, dirs_exist_ok=True)
         portions = sorted(str(path.parent) for path in folder.glob("*/subfleet"))
         path = os.pathsep.join([*portions, *filter(None, [os.environ.get("PYTHONPATH")])])
         # A planted line may have the length and modification second of the previous one, so no bytecode is kept.

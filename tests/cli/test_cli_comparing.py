@@ -246,7 +246,7 @@ def test_a_run_without_aggregated_updates_is_refused(folders: list[str]) -> None
     path.write_text(json.dumps({**SUMMARY, "accuracy": None, "metrics": {}, "rounds": []}), encoding="utf-8")
     result = invoke("compare", *folders)
     assert result.exit_code == ExitCode.CONFIG
-    assert "has no metrics, because no round was aggregated; leave it out" in result.stderr
+    assert "has no metrics, because no round was aggregated or nothing was trained; leave it out" in result.stderr
 
 
 @pytest.mark.slow

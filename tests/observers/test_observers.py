@@ -246,7 +246,7 @@ def breaking(run: Run, folder: Path) -> Iterator[RunObserver]:
             """Ignored."""
 
         def round_finished(self, record: RoundRecord) -> None:
-            int(record.loss)
+            int(record.loss or 0.0)
 
     with suppress(RuntimeError):
         yield Breaking()

@@ -30,7 +30,6 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.jobs import Job, Trainer, TrainResult
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
-from subfleet.transport.blob_store import BlobStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,7 +62,15 @@ Outcome = TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed
 """How a task ended."""
 
 
-def store_output(outcome: Outcome, blobs: BlobStore) -> Ended:
+class Store(Protocol):
+    """Where outputs are stored; `BlobStore` is the real one."""
+
+    def add_file(self, path: Path) -> BlobRef:
+        """Add the content of a file; see `BlobStore.add_file`."""
+        ...
+
+
+def store_output(outcome: Outcome | TrainingEnded, blobs: Store) -> Ended:
     """Store the output of a training as a blob, and remove its file; other outcomes are returned as they are."""
     if not isinstance(outcome, TrainingOutput):
         return outcome

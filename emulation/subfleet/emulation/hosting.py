@@ -1,4 +1,4 @@
-"""The hosts of emulated fleets by name: they run a fleet as client processes or in one process."""
+"""The hosts of emulated fleets by name: they run a fleet as client processes, in one process, or account it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -33,13 +33,18 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
     """
     from subfleet.export.pool import ExportPool
 
-    batch = kind == "batch"
-    with ExportPool(cache, workers=1 if batch else 2) as exports:  # its worker loads PyTorch while this process does
+    processes = kind == "processes"
+    # A worker loads PyTorch while this process does.
+    with ExportPool(cache, workers=2 if processes else 1) as exports:
         host: Host
-        if batch:
+        if kind == "batch":
             from subfleet.emulation.batch.host import run_in_batch
 
             host = partial(run_in_batch, exports=exports)
+        elif kind == "accounting":
+            from subfleet.emulation.accounting.host import run_accounting
+
+            host = partial(run_accounting, exports=exports)
         else:
             from subfleet.emulation.processes import run_processes
 

@@ -5,6 +5,7 @@ policy that its settings accept, with batch norms if the policy concerns running
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
@@ -192,8 +193,9 @@ def _find_problems(context: RunContext, gathered: GatheredRun, result: BatchResu
     last = result.rounds[-1]
     evaluated_id = "" if last.model is None else last.model.architecture_id
     untrained = _compute_untrained_loss(context, gathered.evaluation, evaluated_id)
-    if not last.loss < untrained:
-        yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
+    loss = math.inf if last.loss is None else last.loss
+    if not loss < untrained:
+        yield f"the loss does not fall: {untrained:.4f} before round 1 and {loss:.4f} after round {last.round}"
     rows = [row for record in result.rounds for row in record.clients]
     for row in rows:
         if row.status != "aggregated":

@@ -64,17 +64,30 @@ def container_parts(
 ) -> tuple[bytes | memoryview, ...]:
     """Return the parts of `encode_container` without copying tensors, so that a device can write them one by one."""
     ordered = sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name))
+    text = _write_header([(tensor.name, tensor.dtype, tensor.shape, len(tensor.data)) for tensor in ordered], metadata)
+    return (_LENGTH.pack(len(text)), text, *(tensor.data for tensor in ordered))
+
+
+def measure_container(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Compute the bytes of a container of tensors of 32-bit floating point numbers with these shapes."""
+    sizes = [(name, "F32", shape, DTYPE_BYTES["F32"] * math.prod(shape)) for name, shape in sorted(shapes.items())]
+    return _LENGTH.size + len(_write_header(sizes)) + sum(size_bytes for *_, size_bytes in sizes)
+
+
+def _write_header(
+    entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Write the header of tensors in their order: name, type, shape and bytes of each."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0
-    for tensor in ordered:
-        if tensor.name in header:
-            raise ProtocolError(f"tensor name {tensor.name!r} occurs twice, but must be unique")
-        end = offset + len(tensor.data)
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+    for name, dtype, shape, size_bytes in entries:
+        if name in header:
+            raise ProtocolError(f"tensor name {name!r} occurs twice, but must be unique")
+        end = offset + size_bytes
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return (_LENGTH.pack(len(text)), text, *(tensor.data for tensor in ordered))
+    return text + b" " * (-len(text) % 8)
 
 
 def decode_container(buffer: bytes | memoryview, *, max_bytes: int = 2**32) -> Container:

@@ -47,7 +47,10 @@ def run(
     description: options.Description,
     host: Annotated[
         HostKind | None,
-        typer.Option(help="Run each device as a process (processes), or all devices in this process (batch)."),
+        typer.Option(
+            help="Run each device as a process (processes), all devices in this process (batch), or account decisions, "
+            "bytes and seconds alone (accounting)."
+        ),
     ] = None,
     workers: options.Workers = None,
     ray: options.Ray = None,

@@ -203,4 +203,4 @@ def _format_title(record: RoundRecord) -> str:
     submodels = len({row.architecture_id for row in record.aggregated})
     took = "" if record.seconds is None else f", {record.seconds:.1f} s"
     different = f"{submodels} different submodel{'s' * (submodels != 1)}"
-    return f"round {record.round}: {record.quality}, {different}{took}{logs}{what}"
+    return f"round {record.round}: {record.quality or 'no model'}, {different}{took}{logs}{what}"

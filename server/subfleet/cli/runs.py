@@ -30,7 +30,8 @@ def list_runs(folder: Runs = RUNS) -> Answers:
         if not rows:
             typer.echo(f"there is no run in {folder}; start one with: subfleet run quickstart")
         for row in rows:
-            result = format_metrics({row["headline"]: row["value"]}) if row["over"] else "not finished"
+            known = {} if row["value"] is None else {row["headline"]: row["value"]}
+            result = (format_metrics(known) or "no model") if row["over"] else "not finished"
             model = f" of {row['model']}" if row["model"] else ""
             typer.echo(f"{row['folder']}: {row['method']}, {row['rounds']} rounds, seed {row['seed']}, {result}{model}")
 
@@ -121,7 +122,7 @@ def replay(
     folder: Runs = RUNS,
     host: Annotated[
         HostKind | None,
-        typer.Option(help="Run each device as a process, or all in this process (batch). Default: as the run did."),
+        typer.Option(help="As with subfleet run. Default: as the run did."),
     ] = None,
     workers: Workers = None,
     ray: Ray = None,

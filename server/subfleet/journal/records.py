@@ -154,7 +154,7 @@ class RoundRecord:
         idle: the numbers of further clients that were present, by why they had nothing to do: they were not drawn, or
             not available.
         accuracy: fraction of correctly predicted labels; None if the task has no accuracy.
-        loss: mean of the plain objective over the labels.
+        loss: mean of the plain objective over the labels; None if there is no model.
         seconds: from its announcement until its model was evaluated; None if not measured.
         programs_written: training programs that were written in the round.
         calibrated: whether devices measured the running statistics of norms, and trained nothing.
@@ -169,7 +169,7 @@ class RoundRecord:
 
     round: int
     accuracy: float | None
-    loss: float
+    loss: float | None
     seconds: float | None
     log_time_s: float | None
     clients: tuple[ClientRow, ...]
@@ -211,6 +211,10 @@ class RoundRecord:
             row if row.measured_peak_bytes is None else replace(row, measured_peak_bytes=None) for row in self.clients
         )
         return replace(self, clients=tuple(rows))
+
+    def without_losses(self) -> "RoundRecord":
+        """The record without losses of clients, which mean nothing if nothing is trained."""
+        return replace(self, clients=tuple(replace(row, loss=None) for row in self.clients))
 
     def without_measurements(self) -> "RoundRecord":
         """The record without measurements of devices; see `RunResult.without_measurements`."""

@@ -188,7 +188,9 @@ def _read_summary(folder: Path) -> Mapping[str, Any]:
         raise FileError(f"the run {folder} is not finished; let it finish first")
     with interpret_summary(folder):
         if summary["metrics"].get(summary["headline"]) is None:
-            raise ConfigError(f"the run {folder} has no metrics, because no round was aggregated; leave it out")
+            raise ConfigError(
+                f"the run {folder} has no metrics, because no round was aggregated or nothing was trained; leave it out"
+            )
         alone = Entrant(name=folder.name, runs={0: summary})
         _ = compare_entrants([alone]), alone.trace()
     return summary

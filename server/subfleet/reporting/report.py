@@ -201,7 +201,7 @@ def _render_models(models: Sequence[dict[str, Any]], headline: str) -> str:
 
 
 def _render_round(record: RoundRecord) -> str:
-    title = f"Round {record.round}: {record.quality}"
+    title = f"Round {record.round}: {record.quality or 'no model'}"
     title += "" if record.seconds is None else f", {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"

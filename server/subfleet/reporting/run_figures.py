@@ -47,7 +47,7 @@ class Gallery:
 
 
 def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The figures of a run with at least one aggregated round.
+    """The figures of a run with at least one aggregated round: of its models, and `count_figures`.
 
     If the headline metric is not accuracy, tiers and clients have that metric instead. The accuracy of a tier is the
     mean accuracy of its clients' final submodels on the evaluation samples, over clients that were aggregated at least
@@ -64,6 +64,26 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
         tier's accuracy; both None if a tier has none. submodels_accuracy: mean accuracy of submodels, if the headline
         is another metric.
         own: accuracy by client. own_mean, own_worst: if clients have held-out samples.
+    """
+    rounds = result.rounds
+    known = _list_tiers(result, tiers)
+    return {
+        "accuracy": rounds[-1].accuracy,
+        "metrics": rounds[-1].all_metrics,
+        "loss": rounds[-1].loss,
+        **_compute_accuracies(gallery, result, known, _list_aggregated(result)),
+        **count_figures(result, known),
+    }
+
+
+def count_figures(result: RunResult, tiers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The figures of a run that need no model.
+
+    Args:
+        result: of the run.
+        tiers: tier by client id; by default the name of the client's device.
+
+    Returns:
         participation: aggregated fraction of all due updates; least_participation: of the worst round.
         never_aggregated: number of clients.
         bytes_down, bytes_up, macs: of all rounds.
@@ -74,16 +94,10 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
     """
     rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
-    tiers = {row.client_id: row.device for row in rows} if tiers is None else tiers
-    aggregated = {row.client_id for record in rounds for row in record.aggregated}
     return {
-        "accuracy": rounds[-1].accuracy,
-        "metrics": rounds[-1].all_metrics,
-        "loss": rounds[-1].loss,
-        **_compute_accuracies(gallery, result, tiers, aggregated),
         "participation": result.participation,
         "least_participation": min(record.participation for record in rounds),
-        "never_aggregated": len(tiers) - len(aggregated),
+        "never_aggregated": len(_list_tiers(result, tiers)) - len(_list_aggregated(result)),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
         "macs": sum(row.training_macs for row in rows),
@@ -93,6 +107,16 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
         "parameters_lost": _average([row.parameters_lost for row in rows if row.utilisation is not None]),
         "programs_written": sum(record.programs_written for record in rounds),
     }
+
+
+def _list_tiers(result: RunResult, tiers: Mapping[str, str] | None) -> Mapping[str, str]:
+    if tiers is not None:
+        return tiers
+    return {row.client_id: row.device for record in result.rounds for row in record.clients}
+
+
+def _list_aggregated(result: RunResult) -> set[str]:
+    return {row.client_id for record in result.rounds for row in record.aggregated}
 
 
 def violates(row: ClientRow) -> bool:

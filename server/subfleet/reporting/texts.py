@@ -17,6 +17,8 @@ def describe_result(result: RunResult) -> str:
     """The headline metric at the end of a run, and the model that it describes."""
     if not result.rounds:
         return "No round was aggregated, so the model was not evaluated"
+    if not result.quality:
+        return "There is no model: the run was accounted, and nothing was trained"
     title = METRICS[result.headline].title
     return f"Test {title} of {result.rounds[-1].model_description}: {result.quality.removeprefix(f'{title} ')}"
 

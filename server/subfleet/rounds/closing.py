@@ -149,7 +149,7 @@ def _begin_evaluation(context: RunContext, state: RunState, now_s: float) -> Run
     return state.enter(progress.Evaluating(), now_s)
 
 
-def _update_detection(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
+def _update_detection(context: RunContext, state: RunState, loss: float | None) -> OutlierDetection:
     """The outlier detection after a round."""
     usual = outliers.compute_usual_change(_measure_changes(state, "done").values())
     excluded = {name: entry for name, entry in state.outliers.excluded.items() if entry.until_round > state.round}

@@ -149,15 +149,19 @@ def rank_outliers(sizes: Mapping[str, ChangeSize]) -> tuple[str, ...]:
     return tuple(sorted(sizes, key=lambda name: (-stands_out(name), name)))
 
 
-def explain_divergence(loss: float, last_loss: float | None, guess_loss: float, settings: OutlierSettings) -> str:
+def explain_divergence(
+    loss: float | None, last_loss: float | None, guess_loss: float, settings: OutlierSettings
+) -> str:
     """Why an aggregated model has diverged; empty if it has not.
 
     Args:
-        loss: the loss of its evaluation.
+        loss: the loss of its evaluation; None if it was not evaluated.
         last_loss: the loss of the last accepted round; None before there is one.
         guess_loss: the loss of guessing without the inputs.
         settings: the run's settings; if no update may be left out, every finite loss is accepted.
     """
+    if loss is None:
+        return ""
     if not math.isfinite(loss):
         return f"the model diverged to a loss of {loss}"
     limited = settings.alters and settings.loss_factor > 0

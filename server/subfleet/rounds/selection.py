@@ -87,7 +87,7 @@ def remember_round(
     closed = ClosedRound(
         round=state.aggregated_round,
         clients=MappingProxyType(past),
-        loss=event.loss,
+        loss=event.loss or 0.0,
         accuracy=event.accuracy or 0.0,
         observation=event.observation,
     )

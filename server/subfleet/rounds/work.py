@@ -213,7 +213,8 @@ class AggregatedRound:
 
     Attributes:
         accuracy: accuracy of the new model on the evaluation data; None if the task has none. `loss` and `metrics` are
-            for the same model and data.
+            for the same model and data; without a model the loss is None.
+        sha256: digest of its checkpoint; empty without a model.
         model: the evaluated model.
         refused: clients whose updates could not be aggregated, and why.
         observation: the method's observation of the updates, see `Memory.observe`.
@@ -224,7 +225,7 @@ class AggregatedRound:
     """
 
     accuracy: float | None
-    loss: float
+    loss: float | None
     sha256: str
     refused: Mapping[str, str]
     observation: Any = None

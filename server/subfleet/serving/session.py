@@ -7,23 +7,13 @@ sent, and a server that is killed in between makes the same promise again.
 import gc
 import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from subfleet.aggregation.checking import Checker
 from subfleet.aggregation.checkpoint import prune_checkpoints
-from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.evaluation_data import read_evaluation_data
-from subfleet.aggregation.path_scoring import score_generation
-from subfleet.aggregation.round_aggregator import RoundAggregator
-from subfleet.aggregation.update_ranges import UpdateRanges
-from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
-from subfleet.export.quantisation.models import samples_of
 from subfleet.journal.base import RunJournal
 from subfleet.journal.database import reporting_damage
 from subfleet.journal.evaluations import EvaluationRecord
@@ -34,20 +24,19 @@ from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import build_record
 from subfleet.link.base import Connect
-from subfleet.programs.supply import Exports, Supply
-from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
-from subfleet.protocol.errors import FileError, ProtocolError, RunError
+from subfleet.programs.supply import Exports
+from subfleet.programs.worker import Snapshot, Threads, Worker
+from subfleet.protocol.errors import FileError, RunError
 from subfleet.rounds import signals
 from subfleet.rounds.closing import resume_state
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
-from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.searching import find_searched_round
-from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
-from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
+from subfleet.rounds.work import CheckRequest
 from subfleet.serving.attendance import Attendance
-from subfleet.serving.loading import build_result, load_model
+from subfleet.serving.loading import build_result
 from subfleet.serving.narration import Pace, describe_step
+from subfleet.serving.numerics import Means, ModelNumerics, Numerics
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
@@ -71,6 +60,7 @@ class Server:
         samples: evaluation data; None reads those of the settings.
         clock: monotonic seconds.
         journal: opens the journal of a run in a folder.
+        numerics: creates what handles requests.
 
     Attributes:
         context: of the run.
@@ -96,11 +86,10 @@ class Server:
         samples: Dataset | None = None,
         clock: Callable[[], float] = time.monotonic,
         journal: Callable[[Path, Run], RunJournal] = open_journal,
+        numerics: Callable[[Means], Numerics] = ModelNumerics,
     ) -> None:
         config, evaluation, validation = read_evaluation_data(config, samples)
         self.samples = evaluation
-        self._sorting_samples = evaluation if validation is None else validation
-        self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
         self._clock = clock
         self._pace = Pace(config.total_rounds, time.monotonic)
@@ -112,20 +101,17 @@ class Server:
         self._attendance = Attendance(self.context, self._journal)
         self.blobs = blobs = BlobStore(self._places.blobs)
         self._link = connect(blobs)
-        views, threads = Views(context=self.context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
-        self._supply = Supply(
-            views,
-            exports,
-            threads,
+        means = Means(
+            context=self.context,
+            places=self._places,
             blobs=blobs,
-            models_folder=self._places.models / run_id,
-            samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
+            threads=Threads(),
+            exports=exports,
+            evaluation=evaluation,
+            validation=validation,
         )
-        self._ranges = ranges = UpdateRanges()
-        self._aggregator = RoundAggregator(
-            views, blobs, evaluation, checkpoints=self._places.checkpoints, ranges=ranges
-        )
-        self._work = Worker({**self._supply.duties, **self._list_duties(threads, validation)}, threads)
+        self._numerics = numerics(means)
+        self._work = Worker(self._numerics.duties, means.threads)
         self.state = RunState()
         self._goes_on = False
         self.model = ModelState(shared={})
@@ -212,40 +198,9 @@ class Server:
         with reporting_damage(self._places.folder):
             return build_result(self.context, self.state, self._journal, self._places.checkpoints)
 
-    def _list_duties(self, threads: Threads, validation: Dataset | None) -> Mapping[type, Handler]:
-        """The handlers of requests, except those that supply tasks.
-
-        Args:
-            threads: run the work, with a lane for each kind.
-            validation: samples on which paths of a supernet are scored, if there are any.
-        """
-        context, checker = self.context, Checker(self.context, self.blobs, self._ranges)
-
-        def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:
-            function = threads.work("search", lambda _, state, model: work(state, model))
-            return Handler(work=function, failure="the search failed")
-
-        return {
-            SearchRequest: of_search(lambda state, _: explore_sizes(context, state)),
-            NetworksRequest: of_search(lambda state, _: choose_networks(context, state)),
-            GenerationRequest: of_search(lambda state, model: score_generation(context, state, model, validation)),
-            CheckRequest: Handler(
-                work=threads.work("check", checker.check),
-                failure="it could not be checked",
-                reasons=(ProtocolError, FileError),
-            ),
-            signals.AggregationRequest: Handler(
-                work=threads.work("aggregate", self._aggregator.aggregate),
-                failure="aggregation failed",
-                needs_disk=True,
-            ),
-        }
-
     def _renew(self) -> None:
         """Load the model of the current state."""
-        model = load_model(self.context, self.state, self._journal, self._places.checkpoints, self._sorting_samples)
-        self.model = model.to(self._device)
-        self._supply.renew(self.model)
+        self.model = self._numerics.load(self.state, self._journal)
 
     def _linger(self, stop: threading.Event) -> None:
         """Announce the end until all clients have left, up to the configured time."""
@@ -265,8 +220,7 @@ class Server:
         self._journal.save(before, after, counted=self._link.traffic.of, close=close, record=record)
         self.state = after
         if after.aggregated_round != before.aggregated_round:
-            self.model = self._aggregator.model
-            self._supply.renew(self.model)
+            self.model = self._numerics.adopt()
         elif after.lineages != before.lineages:  # other networks begin the run, or a search has found some
             self._renew()
         self._link.traffic.follow(before, after)
@@ -319,7 +273,7 @@ class Server:
         stored = self._journal.update_digests(since_round=keep_from)
         requests = self._work.requests
         checked = {request.update.blob.sha256 for request in requests if isinstance(request, CheckRequest)}
-        self.blobs.prune(self._supply.digests | self._link.digests | checked | stored | needed)
+        self.blobs.prune(self._numerics.digests | self._link.digests | checked | stored | needed)
 
 
 def freeze_loaded_objects() -> None:

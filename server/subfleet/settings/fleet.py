@@ -16,9 +16,9 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.fingerprint import CHANGEABLE
 
-HostKind = Literal["processes", "batch"]
+HostKind = Literal["processes", "batch", "accounting"]
 """How an emulated fleet runs: "processes" is a process for each device and a real broker; "batch" is one process for
-the server and all devices, with a logical clock and without a network."""
+the server and all devices, with a logical clock and without a network; "accounting" is a batch that trains nothing."""
 
 
 # Attacks are for experiments with emulated devices. The literature uses backdoor for two attacks: Park and Joe-Wong

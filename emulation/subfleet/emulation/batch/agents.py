@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from subfleet.agent.actions import (
     Action,
@@ -34,7 +35,7 @@ from subfleet.agent.stepping import step
 from subfleet.device.meters import Meter
 from subfleet.edge_client.measuring import measure
 from subfleet.edge_client.store import name_models
-from subfleet.edge_client.task_work import Outcome, store_output
+from subfleet.edge_client.task_work import Outcome, Store, store_output
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.resuming import AgentRecord
@@ -46,7 +47,14 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Message, RoundInfo
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.task import Task
-from subfleet.transport.blob_store import BlobStore
+
+
+class Blobs(Store, Protocol):
+    """What the server serves, and where outputs are stored; `BlobStore` is the real one."""
+
+    def has(self, ref: BlobRef) -> bool:
+        """Whether a blob can be fetched."""
+        ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,7 +79,7 @@ class EmulatedAgent:
     disk: EmulatedDisk
     meter: Meter
     timing: Timing
-    blobs: BlobStore
+    blobs: Blobs
     clock: LogicalClock
     agenda: Agenda
     say: Callable[[Message], None]
@@ -229,7 +237,7 @@ class EmulatedAgent:
             self.count(blob.size_bytes)
         return BlobArrived(sha256=blob.sha256)
 
-    def _end(self, finish: Callable[[], Outcome], seconds: float) -> Event:
+    def _end(self, finish: Callable[[], Outcome | TrainingEnded], seconds: float) -> Event:
         ended = store_output(finish(), self.blobs)
         if isinstance(ended, TrainingEnded):
             ended = replace(ended, result=replace(ended.result, train_seconds=seconds))

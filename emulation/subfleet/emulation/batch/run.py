@@ -18,7 +18,7 @@ from types import MappingProxyType
 from subfleet import tasks
 from subfleet.device.meters import ReplayMeter
 from subfleet.emulation.batch.agenda import LogicalClock
-from subfleet.emulation.batch.agents import EmulatedAgent
+from subfleet.emulation.batch.agents import Blobs, EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
 from subfleet.emulation.batch.members import Member, list_members
@@ -45,7 +45,6 @@ from subfleet.serving.outcome import Outcome, find_owners
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.transport.blob_store import BlobStore
 
 STEP_S = 1.0
 """The longest step of the clock, by which the server may notice a deadline too late."""
@@ -115,7 +114,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     """
     stop = stop or threading.Event()
     with (
-        make_scratch_folder(_choose_scratch_folder()) as folder,
+        make_scratch_folder(choose_scratch_folder()) as folder,
         open_numerics(gathered, exports, folder, trainers or {}, stop.is_set) as numerics,
         nullcontext() if state is None else link_scratch(state, folder),
     ):
@@ -127,16 +126,16 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         def create(client_id: str) -> EmulatedAgent:
             member = members[client_id]
             work = numerics.create_work(member.device, server.blobs)
-            timing = _create_timing(member, gathered.run, count_macs)
-            return _create_agent(
+            timing = create_timing(member, gathered.run, count_macs)
+            return create_agent(
                 member, fleet, work, timing=timing, blobs=server.blobs, record=known.agents.get(client_id)
             )
 
         fleet = EmulatedFleet(members, create, LogicalClock(known.clock_s), interference or {})
 
-        history = _History(observer or Unobserved(), gathered.run)
+        history = History(observer or Unobserved(), gathered.run)
         server = _create_server(gathered, numerics.exports, fleet, history, folder, state)
-        batch = _Batch(server=server, fleet=fleet, history=history, stop=stop, state=state)
+        batch = Batch(server=server, fleet=fleet, history=history, stop=stop, state=state)
         server.open()
         try:
             result = _build_result(batch, batch.play())
@@ -170,15 +169,16 @@ def _create_server(
     )
 
 
-def _create_agent(
+def create_agent(
     member: Member,
     fleet: EmulatedFleet,
     work: ClientWork,
     *,
     timing: Timing,
-    blobs: BlobStore,
-    record: AgentRecord | None,
+    blobs: Blobs,
+    record: AgentRecord | None = None,
 ) -> EmulatedAgent:
+    """The agent of a member, as part of a fleet; see `EmulatedAgent`."""
     agent = EmulatedAgent(
         settings=member.settings,
         work=work,
@@ -196,7 +196,8 @@ def _create_agent(
     return agent
 
 
-def _create_timing(member: Member, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
+def create_timing(member: Member, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
+    """How long a member's work takes; `count_macs` is as in `ReplayedTiming`."""
     if run.host.durations == "none":
         return NoTime()
     client = member.device
@@ -224,14 +225,14 @@ def prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
     return replace(run, data=settings, outliers=run.outliers.for_emulation(attacked=attacked), deadlines=deadlines)
 
 
-def _choose_scratch_folder() -> Path:
+def choose_scratch_folder() -> Path:
     """The folder for the files of a run: in memory if enough is free, because no file has to outlive the process."""
     in_memory, on_disk = list_scratch_folders()
     fits = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_FREE_BYTES
     return in_memory if fits else on_disk
 
 
-class _History:
+class History:
     """Records trained submodels; it is the server's observer, and passes everything on to another one."""
 
     def __init__(self, observer: RunObserver, run: Run) -> None:
@@ -248,9 +249,11 @@ class _History:
                 self.trained.setdefault(name, {})[client.task.round] = client.participant
 
     def say(self, text: str) -> None:
+        """See `RunObserver`."""
         self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
+        """See `RunObserver`."""
         self._observer.round_finished(record.without_peaks() if self._timed else record.without_measurements())
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -263,14 +266,14 @@ class _History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class Batch:
     """The server and the clients of a run."""
 
     server: Server
     fleet: EmulatedFleet
-    history: _History
+    history: History
     stop: threading.Event
-    state: Path | None
+    state: Path | None = None
 
     def play(self) -> int:
         """Let server and clients act in turns until the run is finished; returns the number of turns."""
@@ -311,7 +314,7 @@ def keep_meaningful(result: RunResult, run: Run) -> RunResult:
     return result.without_peaks() if run.host.durations == "modelled" else result.without_measurements()
 
 
-def _build_result(batch: _Batch, turns: int) -> BatchResult:
+def _build_result(batch: Batch, turns: int) -> BatchResult:
     server, history = batch.server, batch.history
     if server.state.phase == "failed":
         raise RunError(server.state.failure)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from subfleet import tasks
+from subfleet.agent.outcomes import TrainingEnded
 from subfleet.edge_client.task_work import Outcome, TaskWork
 from subfleet.emulation.batch.trainers import AttackingTrainer
 from subfleet.emulation.gathering import EmulatedDevice
@@ -24,7 +25,7 @@ class ClientWork(Protocol):
         """Note a task that the client has received, and may begin."""
         ...
 
-    def begin(self, task: Task, memory_limit_bytes: int) -> Callable[[], Outcome]:
+    def begin(self, task: Task, memory_limit_bytes: int) -> Callable[[], Outcome | TrainingEnded]:
         """Begin a task.
 
         Args:
@@ -32,7 +33,8 @@ class ClientWork(Protocol):
             memory_limit_bytes: as in `TaskWork.do`.
 
         Returns:
-            A function that waits for the outcome. It is called once, or never if the task is stopped.
+            A function that waits for the outcome; a training may have its output stored already. It is called once, or
+            never if the task is stopped.
         """
         ...
 

@@ -1,0 +1,1 @@
+"""Emulated fleets without training: decisions, bytes and seconds from cost estimates alone."""
