@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     topics, profile = Topics(), load_profile(profile_file)
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
     lying_trainer: Trainer = GarblingTrainer(trainer) if kind == "garbler" else trainer
-    meter = ReplayMeter(ReplayedLog(load_log(log_file)), lambda _down, _up: None)
+    meter = ReplayMeter(ReplayedLog(load_log(log_file)))
     description = describe_device(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
     settings = AgentSettings(profile=description, data_bytes=summary.data_bytes, leave_when_finished=True)
     broker = WaitingTransport(MqttTransport(parse_url(address), mqtt_client_id("main", "device", kind)), lambda: False)

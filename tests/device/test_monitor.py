@@ -13,7 +13,7 @@ from subfleet.device.meters import ReplayMeter, TransferRate
 from subfleet.device.monitor import ControlGroups, LiveMeter, MemoryHeadroom
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.device_profiles.replay import ReplayedLog
-from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
+from subfleet.protocol.readings import Reading
 
 V1 = {"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "700\n", "memory.stat": "total_inactive_file 100\n"}
 V2 = {"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}
@@ -184,17 +184,22 @@ def test_a_steady_link_is_measured_exactly(size_bytes: int, step_s: float, count
     )
 
 
-def test_a_replayed_log_is_read_at_the_time_that_is_asked_for_and_paces_the_link() -> None:
+def test_a_replayed_log_is_read_at_the_announced_time_and_goes_on() -> None:
     readings = (
         Reading(memory_free_bytes=1, downlink_bps=5e6, uplink_bps=1e6),
         Reading(memory_free_bytes=2, downlink_bps=0.0),
     )
     rows = tuple(LogRow(t_s=5.0 * index, reading=reading) for index, reading in enumerate(readings))
-    rates: list[tuple[float | None, float | None]] = []
     log = ResourceLog(device="d", source="s", licence="l", rows=rows)
-    meter = ReplayMeter(ReplayedLog(log), lambda down, up: rates.append((down, up)))
+    now_s = 100.0
+    meter = ReplayMeter(ReplayedLog(log), lambda: now_s)
     assert meter.read(None) == (0.0, readings[0])
     assert meter.read(7.0) == (7.0, readings[1])
     meter.note_transfer("down", 10**9, 0.0)
+    now_s = 103.0
     assert meter.read(None) == (7.0, readings[1])
-    assert rates == [(5e6, 1e6), (LEAST_LINK_BPS, None), (LEAST_LINK_BPS, None)]
+    assert meter.find_log_time(104.0) == 11.0
+    assert meter.read(7.0)[0] == 7.0
+    assert meter.find_log_time(104.0) == 11.0, "a repeated announcement does not set the log back"
+    assert meter.read(20.0)[0] == 20.0
+    assert meter.find_log_time(104.0) == 21.0

@@ -56,7 +56,7 @@ class SteppedDevice:
             held_out=None if client.test is None else str(held_out),
             threads=client.profile.threads,
         )
-        meter = ReplayMeter(ReplayedLog(client.log, client.log_start), lambda _down, _up: None)
+        meter = ReplayMeter(ReplayedLog(client.log, client.log_start))
         data_bytes = max(part.summary().data_bytes for part in (client.data, client.test) if part is not None)
         streams = client.data.transform is not None
         settings = AgentSettings(profile=build_profile(client), data_bytes=data_bytes, streams=streams)

@@ -306,7 +306,7 @@ class ThreadedFleet:
             worker = TrainingWorker(
                 {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data=str(folder / "data.npz")
             )
-            meter = ReplayMeter(ReplayedLog(emulated.log), lambda _down, _up: None)
+            meter = ReplayMeter(ReplayedLog(emulated.log))
             data_bytes = emulated.data.summary().data_bytes
             profile = build_profile(emulated)
             assert profile.packing_width == find_packing_width(emulated.profile)

@@ -38,6 +38,13 @@ def test_a_client_gets_its_held_out_data(tmp_path: Path) -> None:
     assert arguments[arguments.index("--held-out") + 1] == str(tmp_path / "test.npz")
 
 
+def test_a_client_is_as_slow_as_its_device_unless_nothing_is_to_take_time(tmp_path: Path) -> None:
+    plain = _make_command(parse_url("mqtt://h"), tmp_path)
+    for command, durations in ((plain, "modelled"), (replace(plain, durations="none"), "none")):
+        arguments = command.build_arguments()
+        assert arguments[arguments.index("--durations") + 1] == durations
+
+
 def test_a_client_gets_the_tls_files(tmp_path: Path) -> None:
     files = TlsFiles(ca=Path("ca.pem"), certificate=Path("our.pem"), key=Path("our.key"))
     arguments = _make_command(BrokerAddress(host="h", port=8883, tls=files), tmp_path).build_arguments()

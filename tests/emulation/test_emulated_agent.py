@@ -10,12 +10,12 @@ from agent.agent_cases import RESULT, announce, profile, train_task
 
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
+from subfleet.device.timing import ReplayedTiming
 from subfleet.device_profiles import LogRow, ReplayedLog, ResourceLog
 from subfleet.edge_client.task_work import TrainingOutput
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.agents import EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
-from subfleet.emulation.batch.timing import ReplayedTiming
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Ack, Message, Refusal, Task, Telemetry, Update
 from subfleet.protocol.readings import Reading
@@ -49,14 +49,15 @@ class Device:
         reading = Reading(memory_free_bytes=10**9, downlink_bps=64_000.0, uplink_bps=64_000.0)
         rows = (LogRow(t_s=0.0, reading=reading),)
         log = ReplayedLog(ResourceLog(device="virtual", source="a test", licence="none", rows=rows))
-        timing = ReplayedTiming(log=log, macs_per_s=1.0, sample_count=1, held_out_count=0, count_macs=lambda _: macs)
+        timing = ReplayedTiming(log=log, macs_per_s=1.0, sample_count=1, held_out_count=0)
+        self._macs = macs
         self.clock, self.agenda, self.work = LogicalClock(), Agenda(), NoWork(folder)
         self.blobs, self.said, self.fetched_bytes = BlobStore(folder / "blobs"), list[Message](), list[int]()
         self.agent = EmulatedAgent(
             settings=AgentSettings(profile=profile(), heartbeat_s=1e9, telemetry_s=1e9),
             work=self.work,
             disk=EmulatedDisk(None),
-            meter=ReplayMeter(log, lambda _down, _up: None),
+            meter=ReplayMeter(log),
             timing=timing,
             blobs=self.blobs,
             clock=self.clock,
@@ -77,7 +78,9 @@ class Device:
         program = self.blobs.add(bytes(16_000))
         weights = self.blobs.add(bytes(8_000) + name.encode())
         return replace(
-            train_task(name, number, program=replace(task.programs[0], blob=program), weights=weights),
+            train_task(
+                name, number, program=replace(task.programs[0], blob=program), weights=weights, forward_macs=self._macs
+            ),
             **changes,  # type: ignore[arg-type]
         )
 

@@ -9,10 +9,10 @@ from emulation.batch_cases import LARGE_BYTES, client, experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subfleet.device.timing import ReplayedTiming
 from subfleet.device_profiles import LogRow, ReplayedLog, ResourceLog
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.batch.timing import ReplayedTiming
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.readings import Reading
@@ -36,7 +36,6 @@ def make_timing(*readings: Reading, macs_per_s: float | None = None) -> Replayed
         macs_per_s=macs_per_s,
         sample_count=10,
         held_out_count=2,
-        count_macs=lambda _: 1000,
     )
 
 

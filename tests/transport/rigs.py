@@ -12,7 +12,7 @@ from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport
 from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.mqtt import MqttTransport
-from subfleet.transport.pacing import PacedTransport
+from subfleet.transport.pacing import LinkConditions, PacedTransport
 
 DEADLINE_S = 30.0
 FAULTS = Faults(seed=7, loss=0.1, double=0.3, delay_s=0.02)
@@ -94,9 +94,8 @@ def paced_rig() -> Rig:
     broker = MemoryBroker()
 
     def make(client_id: str) -> Transport:
-        transport = PacedTransport(broker.client(client_id))
-        transport.set_rates(200e6, 100e6)
-        return transport
+        link = LinkConditions(downlink_bps=200e6, uplink_bps=100e6, latency_s=0.002)
+        return PacedTransport(broker.client(client_id), lambda _: link)
 
     return Rig(lossless=True, make=make, cut=broker.cut)
 

@@ -44,10 +44,22 @@ class ReplayedLog:
         Raises:
             ValueError: the time is below 0.
         """
+        return self.read_until(log_time_s)[0]
+
+    def read_until(self, log_time_s: float) -> tuple[Reading, float]:
+        """Read the log at a time as `read`, and until when the reading holds: the time of the next row.
+
+        Raises:
+            ValueError: the time is below 0.
+        """
         if not log_time_s >= 0:
             raise ValueError(f"log_time_s is {log_time_s}, but must be 0 or more")
-        at_s = (self._start_s + log_time_s) % self.period_s if self.period_s else 0.0
-        return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
+        if not self.period_s:
+            return self.log.rows[0].reading, math.inf
+        at_s = (self._start_s + log_time_s) % self.period_s
+        index = bisect_right(self._times_s, at_s)
+        end_s = (*self._times_s[index : index + 1], self.period_s)[0]
+        return self.log.rows[index - 1].reading, log_time_s + (end_s - at_s)
 
     def measure_duration(self, amount: float, rate: Callable[[Reading], float], start_s: float) -> float:
         """Compute the seconds in which a rate that follows the log adds up to an amount.

@@ -1,10 +1,11 @@
 """Meters: they read a device's resources from the device itself, or from a replayed log."""
 
+import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
 from subfleet.device_profiles.replay import ReplayedLog
-from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
+from subfleet.protocol.readings import Reading
 
 Direction = Literal["down", "up"]
 
@@ -28,34 +29,35 @@ class Meter(Protocol):
 class ReplayMeter:
     """Reads a log at the announced time; without one, at the last such time, at first 0.
 
+    The time of the log goes on between announcements, as it does on a device: links and work follow it.
+
     Args:
         log: what to replay.
-        set_rates: told the link's rates, down and up in bits per second, with every reading.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, log: ReplayedLog, set_rates: Callable[[float | None, float | None], None]) -> None:
-        self._log = log
-        self._set_rates = set_rates
-        self._log_time_s = 0.0
+    def __init__(self, log: ReplayedLog, clock: Callable[[], float] = time.monotonic) -> None:
+        self.log = log
+        self._clock = clock
+        self._announced_s = 0.0
+        self._announced_at_s = clock()
 
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
         """See `Meter.read`."""
-        if log_time_s is not None:
-            self._log_time_s = max(log_time_s, 0.0)
-        reading = self._log.read(self._log_time_s)
-        self._set_rates(_limit_rate(reading.downlink_bps), _limit_rate(reading.uplink_bps))
-        return self._log_time_s, reading
+        if log_time_s is not None and max(log_time_s, 0.0) != self._announced_s:
+            self._announced_s, self._announced_at_s = max(log_time_s, 0.0), self._clock()
+        return self._announced_s, self.log.read(self._announced_s)
+
+    def find_log_time(self, now_s: float) -> float:
+        """Find the time of the log at a time of the clock."""
+        return self._announced_s + max(now_s - self._announced_at_s, 0.0)
 
     def low(self, quantile: float) -> Reading | None:
         """See `Meter.low`."""
-        return self._log.low(quantile)
+        return self.log.low(quantile)
 
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
         """Nothing to note: a replayed link's rate is the log's."""
-
-
-def _limit_rate(rate_bps: float | None) -> float | None:
-    return None if rate_bps is None else max(rate_bps, LEAST_LINK_BPS)
 
 
 class TransferRate:

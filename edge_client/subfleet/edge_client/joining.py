@@ -8,15 +8,19 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Literal
 
 from subfleet.agent.states import AgentSettings
 from subfleet.device.describing import describe_device
 from subfleet.device.meters import Meter, ReplayMeter
 from subfleet.device.monitor import LiveMeter
+from subfleet.device.timing import ReplayedTiming
 from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log
 from subfleet.edge_client.device_options import DeviceOptions
+from subfleet.edge_client.replaying import PacedWorker, follow_link
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.task_work import TaskWorker
 from subfleet.edge_client.worker_messages import Opened, Workplace
 from subfleet.edge_client.worker_process import WorkerProcess
 from subfleet.protocol.errors import DataError
@@ -33,6 +37,7 @@ from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
 
 _LOG = logging.getLogger(__name__)
+Durations = Literal["link", "modelled", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class JoinOptions:
         data: the training data.
         held_out: the data for evaluation; they are never used for training.
         replay: name or file of a resource log that replaces live readings.
+        durations: what takes its time with a replayed log: "link" follows the log's link; "modelled" also lets work
+            take as long as the profile's pace and the log's CPU load say, for emulated devices; "none" slows nothing.
         tells_statistics: whether to report the statistics of the inputs to the server, four numbers.
         leave_when_finished: whether to end when the run is finished.
         leave_with_stdin: whether to stop when standard input ends, which it does when the parent process ends.
@@ -56,6 +63,7 @@ class JoinOptions:
     data: str
     held_out: str | None = None
     replay: str | None = None
+    durations: Durations = "link"
     tells_statistics: bool = True
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
@@ -80,20 +88,28 @@ def join(options: JoinOptions) -> None:
     if options.wait:
         broker = WaitingTransport(broker, lambda: stop.made)
     broker = LockingTransport(broker, make_device_lock(topics, client_id))
-    log = None if options.replay is None else ReplayedLog(load_log(options.replay))
+    replayed = None if options.replay is None else ReplayMeter(ReplayedLog(load_log(options.replay)))
     with (
         AgentStore.open(device_options.find_state_folder(client_id), profile.disk_limit_bytes) as store,
-        WorkerProcess(_make_workplace(options, profile, store)) as worker,
+        WorkerProcess(_make_workplace(options, profile, store)) as process,
     ):
-        opened = worker.opened
+        opened = process.opened
         _check_held_out(opened, options)
-        transport, meter = _open_link(log, broker, worker)
+        meter: Meter = replayed or LiveMeter(
+            held_bytes=lambda: process.held_bytes, trains_in=lambda: process.process_id
+        )
         summary = _summarise(opened.data, options)
         announced = describe_device(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
         settings = _make_settings(
             announced, [part for part in (opened.data, opened.held_out) if part is not None], options
         )
         known = KnownBroker(store.folder / KNOWN_BROKERS, address.host_and_port)
+        transport: Transport = broker
+        worker: TaskWorker = process
+        if replayed is not None and options.durations != "none":
+            transport = PacedTransport(broker, follow_link(replayed))
+        if replayed is not None and options.durations == "modelled":
+            worker = PacedWorker(process, _make_timing(profile, opened, replayed), replayed)
         device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.from_broker(known))
         session = EdgeSession(settings, transport, topics, device)
         _LOG.info(
@@ -157,11 +173,13 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
         )
 
 
-def _open_link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess) -> tuple[Transport, Meter]:
-    if log is None:
-        return broker, LiveMeter(held_bytes=lambda: worker.held_bytes, trains_in=lambda: worker.process_id)
-    paced = PacedTransport(broker)
-    return paced, ReplayMeter(log, paced.set_rates)
+def _make_timing(profile: DeviceProfile, opened: Opened, meter: ReplayMeter) -> ReplayedTiming:
+    return ReplayedTiming(
+        log=meter.log,
+        macs_per_s=profile.macs_per_s,
+        sample_count=opened.data.sample_count,
+        held_out_count=0 if opened.held_out is None else opened.held_out.sample_count,
+    )
 
 
 class _StopRequest:

@@ -123,6 +123,13 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         help="most disk for programs, updates and models, such as 500M (the profile's)",
     )
     parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
+    parser.add_argument(
+        "--durations",
+        choices=("link", "modelled", "none"),
+        default="link",
+        help="with --replay, what takes its time: the log's link, or also work by the profile's pace and the log's CPU "
+        "load (modelled), or nothing (%(default)s)",
+    )
     parser.add_argument("--runtime", metavar="NAME", help="the runtime, such as onnx or executorch (the profile's)")
     parser.add_argument("--threads", metavar="N", type=_parse_count, help="threads of the runtime (the profile's)")
     parser.add_argument(

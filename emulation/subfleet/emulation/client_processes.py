@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from subfleet.edge_client.joining import Durations
 from subfleet.protocol.errors import RunError
 from subfleet.transport.address import PASSWORD_VARIABLE, BrokerAddress
 
@@ -34,6 +35,7 @@ class ClientCommand:
     runtime: str
     declares: str = ""
     held_out: Path | None = None
+    durations: Durations = "modelled"
 
     def build_arguments(self) -> list[str]:
         """The command line, with this Python interpreter."""
@@ -42,6 +44,7 @@ class ClientCommand:
             *(() if self.broker.username is None else ("--shared-user",)),
             *("--fleet", self.fleet, "--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
+            *("--durations", self.durations),
             *(("--architecture", self.declares) if self.declares else ()),
             *(() if self.held_out is None else ("--held-out", str(self.held_out))),
             "--wait",  # a broker on a busy machine may answer late

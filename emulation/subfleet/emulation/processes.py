@@ -102,6 +102,7 @@ def _build_command(
         runtime=device.runtime,
         declares=declares,
         held_out=files.held_out.get(device.id),
+        durations=run.host.durations,
     )
 
 

@@ -11,7 +11,7 @@ from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.identifiers import ClientId, Shown, make_message_id
-from subfleet.protocol.limits import RunId, Seconds, TaskId
+from subfleet.protocol.limits import Count, RunId, Seconds, TaskId
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -92,6 +92,7 @@ Work = Train | Calibrate | Score | Evaluate | Deploy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TaskSubmodel:
     """A submodel and the files that a task works with.
 
@@ -101,12 +102,14 @@ class TaskSubmodel:
         weights: the initial weights; None for a deploy task.
         frozen: the weights that training does not change, in a blob of their own, which a device fetches once; None if
             training changes all.
+        forward_macs: multiply-accumulates of one sample's forward pass, as the server estimates them; 0 is unknown.
     """
 
     architecture: Architecture
     program: ProgramRef
     weights: BlobRef | None = None
     frozen: BlobRef | None = field(default=None, metadata=ADDED_LATER)
+    forward_macs: Count = field(default=0, metadata=ADDED_LATER)
 
 
 def _check_submodels(submodels: tuple[TaskSubmodel, ...], work: Work) -> Iterator[str]:

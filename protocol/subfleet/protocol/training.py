@@ -13,6 +13,8 @@ from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 
 __all__ = ["AugmentationSettings", "ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
 
+TRAINING_MACS_PER_FORWARD = 3
+"""Multiply-accumulates of a training step over those of its forward pass: a backward pass takes twice as many."""
 Distillation = Literal["none", "self", "mutual"]
 Single = Annotated[float, Range(least=0, below=MAX_SINGLE, words="0 or more, of single precision, below 2^128")]
 PositiveSingle = Annotated[float, Range(above=0, below=MAX_SINGLE, words="above 0, below 2^128")]

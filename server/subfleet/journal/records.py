@@ -11,8 +11,8 @@ from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.networks import GenerationRecord, NetworkRecord, TuningRecord, build_tuning_record
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.task_kinds import METRICS, format_metrics
+from subfleet.protocol.training import TRAINING_MACS_PER_FORWARD
 from subfleet.rounds.selection import NOT_DRAWN
-from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
 __all__ = ["ClientRow", "RoundRecord", "RunObserver"]
 

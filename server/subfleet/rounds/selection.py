@@ -11,14 +11,14 @@ from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext, draw_at_random, select_at_random
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
-from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.training import TRAINING_MACS_PER_FORWARD, TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import PUNCTUAL
 from subfleet.rounds.measuring import list_unread
 from subfleet.rounds.networks import estimate_size, list_networks, map_networks
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
-from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
+from subfleet.search.candidates import Candidate
 
 NOT_DRAWN = "it was not drawn for this round"
 """Why a client that could take part was skipped."""

@@ -18,7 +18,7 @@ from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds import work
 from subfleet.rounds.awaiting import get_limit_s
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import get_network
+from subfleet.rounds.networks import estimate_size, get_network
 from subfleet.rounds.state import ClientState, RunState, get_memory
 
 BATCHES = 2
@@ -78,7 +78,7 @@ def build_train_task(
             paths=client.given.paths,
         )
     task_id = f"{_name_attempt(context, state)}/{client.client_id}/{client.attempt}"
-    submodels, limit_s = (_submodel(context, client, prepared),), get_limit_s(context, "training")
+    submodels, limit_s = (_submodel(context, state, client, prepared),), get_limit_s(context, "training")
     return _build_task(context, state, client, content, submodels, planned_bytes, now_s, task_id, limit_s)
 
 
@@ -109,7 +109,12 @@ def build_score_task(
         now_s: monotonic time.
     """
     candidates = tuple(
-        TaskSubmodel(architecture=candidate.size, program=candidate.program, weights=candidate.weights)
+        TaskSubmodel(
+            architecture=candidate.size,
+            program=candidate.program,
+            weights=candidate.weights,
+            forward_macs=estimate_size(context, state.lineages, candidate.size).forward_macs,
+        )
         for candidate in planned_bytes
     )
     content = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
@@ -159,7 +164,7 @@ def build_evaluate_task(
     else:
         per_class = context.config.evaluation.per_class or objective.kind.by_class
         settings = EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
-    content, submodels = Evaluate(settings=settings), (_submodel(context, client, prepared),)
+    content, submodels = Evaluate(settings=settings), (_submodel(context, state, client, prepared),)
     task_id, limit_s = f"{context.run_id}/r{state.round}/{client.client_id}/{name}", get_limit_s(context, "evaluation")
     return _build_task(context, state, client, content, submodels, planned_bytes, now_s, task_id, limit_s)
 
@@ -175,10 +180,14 @@ def build_deploy_task(
     return _build_task(context, state, client, Deploy(), submodels, 0, now_s, task_id, limit_s)
 
 
-def _submodel(context: RunContext, client: ClientState, prepared: work.PreparedTask) -> TaskSubmodel:
+def _submodel(context: RunContext, state: RunState, client: ClientState, prepared: work.PreparedTask) -> TaskSubmodel:
     architecture = client.architecture or context.space[0]
     return TaskSubmodel(
-        architecture=architecture, program=prepared.program, weights=prepared.weights, frozen=prepared.frozen
+        architecture=architecture,
+        program=prepared.program,
+        weights=prepared.weights,
+        frozen=prepared.frozen,
+        forward_macs=estimate_size(context, state.lineages, architecture).forward_macs,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.training import TRAINING_MACS_PER_FORWARD
 
 __all__ = ["Candidate"]
 
@@ -18,8 +19,6 @@ Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
 that cannot be had or read."""
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 
-TRAINING_MACS_PER_FORWARD = 3
-"""Multiply-accumulates of a training step over those of its forward pass: a backward pass takes twice as many."""
 _MOST = 2**60
 """The largest value of any part of a budget: what a message and the journal can carry."""
 

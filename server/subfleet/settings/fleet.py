@@ -169,8 +169,8 @@ class HostSettings:
 
     Attributes:
         type: where the devices run.
-        durations: for "batch": "modelled" lets transfers and training take as long as the devices' logs and profiles
-            say; with "none" they take no time, so that no device is late.
+        durations: "modelled" lets transfers and training take as long as the devices' logs and profiles say; with
+            "none" they take no time in a batch, so that no device is late, and processes are as fast as this machine.
         numerics: for "batch": "exact" trains with the runtimes of the devices, bit for bit; "grouped" trains clients of
             one submodel together with PyTorch, on the server's device, with other rounding.
         workers: for "batch" with exact numerics: processes that train beside it; with 1, the batch trains by itself.

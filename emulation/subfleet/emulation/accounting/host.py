@@ -37,7 +37,7 @@ from subfleet.protocol.scratch import make_scratch_folder
 from subfleet.protocol.submodel import Architecture
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import count_figures
-from subfleet.rounds.networks import estimate_size, get_network
+from subfleet.rounds.networks import get_network
 from subfleet.serving.outcome import Outcome
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -122,16 +122,13 @@ def account(
     with make_scratch_folder(choose_scratch_folder()) as folder:
         members, blobs = list_members(gathered.devices), AccountedBlobs()
 
-        def count_macs(architecture: Architecture) -> int:
-            return estimate_size(server.context, server.state.lineages, architecture).forward_macs
-
         def find_network(architecture: Architecture) -> Network:
             return get_network(server.context, server.state.lineages, architecture).network
 
         def create(client_id: str) -> EmulatedAgent:
             member = members[client_id]
             work = AccountedWork(sample_count=len(member.device.data), find_network=find_network)
-            timing = create_timing(member, gathered.run, count_macs)
+            timing = create_timing(member, gathered.run)
             return create_agent(member, fleet, work, timing=timing, blobs=blobs)
 
         fleet = EmulatedFleet(members, create, LogicalClock(), {})

@@ -33,13 +33,13 @@ from subfleet.agent.outcomes import ModelsPlaced, TrainingEnded, WorkFailed
 from subfleet.agent.states import AgentSettings, AgentState
 from subfleet.agent.stepping import step
 from subfleet.device.meters import Meter
+from subfleet.device.timing import Timing
 from subfleet.edge_client.measuring import measure
 from subfleet.edge_client.store import name_models
 from subfleet.edge_client.task_work import Outcome, Store, store_output
 from subfleet.emulation.batch.agenda import Agenda, LogicalClock
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.resuming import AgentRecord
-from subfleet.emulation.batch.timing import Timing
 from subfleet.emulation.batch.work import ClientWork
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError

@@ -91,7 +91,7 @@ class FleetSurvey:
     def read(self, client_id: str) -> Telemetry:
         """See `Survey.read`."""
         member, action = self._members[client_id], MeasureForRound(info=self._info, pinned=frozenset())
-        meter = ReplayMeter(member.log, lambda _down, _up: None)
+        meter = ReplayMeter(member.log, lambda: self._now_s)
         disk_bytes = EmulatedDisk(member.device.profile.disk_limit_bytes).measure_budget(frozenset())
         measured = measure(action, member.settings, self._info, meter, disk_bytes)
         return plausible(compose_telemetry(member.settings, measured, self._now_s))

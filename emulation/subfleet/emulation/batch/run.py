@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from subfleet import tasks
 from subfleet.device.meters import ReplayMeter
+from subfleet.device.timing import NoTime, ReplayedTiming, Timing
 from subfleet.emulation.batch.agenda import LogicalClock
 from subfleet.emulation.batch.agents import Blobs, EmulatedAgent
 from subfleet.emulation.batch.disk import EmulatedDisk
@@ -25,7 +26,6 @@ from subfleet.emulation.batch.members import Member, list_members
 from subfleet.emulation.batch.memory_journal import MemoryJournal
 from subfleet.emulation.batch.numerics import open_numerics
 from subfleet.emulation.batch.resuming import AgentRecord, link_scratch, open_round_journal, read_fleet
-from subfleet.emulation.batch.timing import NoTime, ReplayedTiming, Timing
 from subfleet.emulation.batch.work import ClientWork
 from subfleet.emulation.gathering import GatheredRun
 from subfleet.export.pool import ExportPool
@@ -37,8 +37,6 @@ from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
-from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.networks import estimate_size
 from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
 from subfleet.serving.outcome import Outcome, find_owners
@@ -120,13 +118,10 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     ):
         members, known = list_members(gathered.devices), read_fleet(state)
 
-        def count_macs(architecture: Architecture) -> int:
-            return estimate_size(server.context, server.state.lineages, architecture).forward_macs
-
         def create(client_id: str) -> EmulatedAgent:
             member = members[client_id]
             work = numerics.create_work(member.device, server.blobs)
-            timing = create_timing(member, gathered.run, count_macs)
+            timing = create_timing(member, gathered.run)
             return create_agent(
                 member, fleet, work, timing=timing, blobs=server.blobs, record=known.agents.get(client_id)
             )
@@ -183,7 +178,7 @@ def create_agent(
         settings=member.settings,
         work=work,
         disk=EmulatedDisk(member.device.profile.disk_limit_bytes, () if record is None else record.held_bytes),
-        meter=ReplayMeter(member.log, lambda _down, _up: None),
+        meter=ReplayMeter(member.log, fleet.clock),
         timing=timing,
         blobs=blobs,
         clock=fleet.clock,
@@ -196,8 +191,8 @@ def create_agent(
     return agent
 
 
-def create_timing(member: Member, run: Run, count_macs: Callable[[Architecture], int]) -> Timing:
-    """How long a member's work takes; `count_macs` is as in `ReplayedTiming`."""
+def create_timing(member: Member, run: Run) -> Timing:
+    """How long a member's transfers and work take."""
     if run.host.durations == "none":
         return NoTime()
     client = member.device
@@ -206,7 +201,6 @@ def create_timing(member: Member, run: Run, count_macs: Callable[[Architecture],
         macs_per_s=client.profile.macs_per_s,
         sample_count=len(client.data),
         held_out_count=0 if client.test is None else len(client.test),
-        count_macs=count_macs,
     )
 
 

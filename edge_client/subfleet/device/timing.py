@@ -1,18 +1,16 @@
 """How long the work of an emulated device takes, from its resource log and the pace of its profile."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from subfleet.device.meters import Direction
 from subfleet.device_profiles import ReplayedLog
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
-from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
-from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
+from subfleet.protocol.training import TRAINING_MACS_PER_FORWARD
 
-Direction = Literal["down", "up"]
 _BITS = 8
 _LEAST_IDLE = 0.01
 """The fraction of a processor that a training gets at least."""
@@ -53,14 +51,12 @@ class ReplayedTiming:
         macs_per_s: multiply-accumulates per second in training; None is unknown.
         sample_count: of its training data.
         held_out_count: of its held-out data.
-        count_macs: returns the multiply-accumulates of one sample's forward pass through a submodel.
     """
 
     log: ReplayedLog
     macs_per_s: float | None
     sample_count: int
     held_out_count: int
-    count_macs: Callable[[Architecture], int]
 
     def transfer_s(self, direction: Direction, size_bytes: int, log_time_s: float) -> float:
         """See `Timing.transfer_s`. The link's latency is added once."""
@@ -85,7 +81,7 @@ class ReplayedTiming:
             return idle * pace if reading.available else 0.0
 
         passes = self._count_passes(task)
-        macs = sum(passes * self.count_macs(submodel.architecture) for submodel in task.submodels) if passes else 0
+        macs = sum(passes * submodel.forward_macs for submodel in task.submodels)
         return self.log.measure_duration(macs, macs_per_s, log_time_s)
 
     def _count_passes(self, task: Task) -> int:
