@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subfleet.device.control_groups import ControlGroups, MemoryHeadroom
 from subfleet.device.meters import ReplayMeter, TransferRate
-from subfleet.device.monitor import ControlGroups, LiveMeter, MemoryHeadroom
+from subfleet.device.monitor import LiveMeter
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.device_profiles.replay import ReplayedLog
 from subfleet.protocol.readings import Reading

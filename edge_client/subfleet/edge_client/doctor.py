@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from subfleet.device.control_groups import ControlGroups
 from subfleet.device.describing import find_packing_width
-from subfleet.device.monitor import ControlGroups, LiveMeter
+from subfleet.device.monitor import LiveMeter
 from subfleet.device.runtimes import choose_trainer
 from subfleet.device.trials import TrialResult, try_packages, try_runtime
 from subfleet.device_profiles import DeviceProfile, compute_memory_budget

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Literal
 
@@ -52,6 +53,7 @@ class JoinOptions:
         replay: name or file of a resource log that replaces live readings.
         durations: what takes its time with a replayed log: "link" follows the log's link; "modelled" also lets work
             take as long as the profile's pace and the log's CPU load say, for emulated devices; "none" slows nothing.
+        binds_memory: as in `Workplace`, as are groups.
         tells_statistics: whether to report the statistics of the inputs to the server, four numbers.
         leave_when_finished: whether to end when the run is finished.
         leave_with_stdin: whether to stop when standard input ends, which it does when the parent process ends.
@@ -64,6 +66,8 @@ class JoinOptions:
     held_out: str | None = None
     replay: str | None = None
     durations: Durations = "link"
+    binds_memory: bool = False
+    groups: Sequence[Path] = ()
     tells_statistics: bool = True
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
@@ -134,6 +138,8 @@ def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentSt
         blobs=store.blob_folder,
         work_folder=store.work_folder,
         log_level=logging.getLogger().getEffectiveLevel(),
+        binds_memory=options.binds_memory,
+        groups=tuple(options.groups),
     )
 
 

@@ -105,6 +105,32 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_emulation_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
+    parser.add_argument(
+        "--durations",
+        choices=("link", "modelled", "none"),
+        default="link",
+        help="with --replay, what takes its time: the log's link, or also work by the profile's pace and the log's CPU "
+        "load (modelled), or nothing (%(default)s)",
+    )
+    parser.add_argument(
+        "--bind-memory",
+        dest="binds_memory",
+        action="store_true",
+        help="let the system end or refuse what exceeds the memory for training, for emulated devices",
+    )
+    parser.add_argument(
+        "--group",
+        dest="groups",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="control group for the process that trains; with --bind-memory it is limited by it",
+    )
+
+
 def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the broker, mqtt://[user@]host[:port], or mqtts:// for TLS")
     _add_broker_options(parser)
@@ -122,14 +148,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         type=_parse_size,
         help="most disk for programs, updates and models, such as 500M (the profile's)",
     )
-    parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
-    parser.add_argument(
-        "--durations",
-        choices=("link", "modelled", "none"),
-        default="link",
-        help="with --replay, what takes its time: the log's link, or also work by the profile's pace and the log's CPU "
-        "load (modelled), or nothing (%(default)s)",
-    )
+    _add_emulation_options(parser)
     parser.add_argument("--runtime", metavar="NAME", help="the runtime, such as onnx or executorch (the profile's)")
     parser.add_argument("--threads", metavar="N", type=_parse_count, help="threads of the runtime (the profile's)")
     parser.add_argument(

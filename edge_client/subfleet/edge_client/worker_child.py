@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from subfleet.agent.outcomes import WorkFailed
+from subfleet.device.control_groups import OwnGroups
 from subfleet.device.process_limits import end_with_parent, limit_growth, offer_to_the_kernel, use_one_heap
 from subfleet.device.runtimes import CPU, choose_trainer
 from subfleet.edge_client.failures import LOG_FORM, explain_error
@@ -39,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 _SPARE_BYTES = 256 * 2**20
 """Growth of the process besides its task: stacks, caches and fragments that no plan counts."""
+_BESIDE_BYTES = 8 * 2**20
+"""The same where the limit binds: what was found enough for programs at their plan, with 4 to 6 of them to spare."""
 _STACK_BYTES = 16 * 2**20
 """Memory of each thread of the runtime, including the C library's reserve for it."""
 
@@ -67,6 +70,8 @@ def main(arguments: Sequence[str]) -> None:
     source = os.fdopen(os.dup(0), "rb")
     workplace = Workplace.of_line(source.readline())
     log_to_standard_error(workplace.log_level, form=LOG_FORM)
+    groups = OwnGroups(workplace.groups)
+    groups.join()
     orders = _Orders(source)
     try:
         work, opened = _open(workplace)
@@ -78,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     tell(opened)
     while True:
         order = orders.next()
-        with _limit_memory(workplace, order):
+        with _limit_memory(workplace, groups, order, work.held_bytes):
             outcome = work.do(order.task, order.memory_limit_bytes, orders.make_stop_check(order))
         tell(_check_report(TaskEnded(outcome=outcome, held_bytes=work.held_bytes), workplace.work_folder))
 
@@ -120,7 +125,9 @@ def _find_blob(folder: Path, blob: BlobRef) -> Path:
     raise FileError(f"blob {blob.sha256[:12]} is not in {str(folder)!r}; fetch it first")
 
 
-def _limit_memory(workplace: Workplace, order: Order) -> AbstractContextManager[None]:
+def _limit_memory(
+    workplace: Workplace, groups: OwnGroups, order: Order, held_bytes: int
+) -> AbstractContextManager[None]:
     """Let the system limit memory during a task: the watch only checks it between steps.
 
     Nothing is limited with a GPU, as its driver maps large address ranges that take no memory.
@@ -128,8 +135,14 @@ def _limit_memory(workplace: Workplace, order: Order) -> AbstractContextManager[
     if workplace.provider != CPU:
         return nullcontext()
     # Samples are read and transformed in addition to the plan.
-    beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + workplace.threads * _STACK_BYTES
-    return limit_growth(order.memory_limit_bytes + beside_bytes)
+    growth_bytes = order.memory_limit_bytes + 2 * order.data_bytes
+    if not workplace.binds_memory:
+        return limit_growth(growth_bytes + _SPARE_BYTES + workplace.threads * _STACK_BYTES)
+    # What is kept from the task before is part of what this one may take.
+    growth_bytes = max(growth_bytes - held_bytes, 0) + _BESIDE_BYTES
+    if groups.limits_memory:
+        return groups.limit_growth(growth_bytes)
+    return limit_growth(growth_bytes + (workplace.threads - 1) * _STACK_BYTES)
 
 
 class _Orders:

@@ -40,6 +40,9 @@ class Workplace:
         blobs: the folder of programs and weights.
         work_folder: the folder for outputs.
         log_level: the least level of shown logs.
+        binds_memory: whether the system ends or refuses what exceeds a task's memory, so that a device is emulated
+            that has no more; else the system's limit is far above, as a guard against single steps.
+        groups: control groups that were made for this process; empty limits it by its own limit of data.
     """
 
     runtimes: tuple[str, ...]
@@ -50,10 +53,13 @@ class Workplace:
     blobs: Path
     work_folder: Path
     log_level: int
+    binds_memory: bool = False
+    groups: tuple[Path, ...] = ()
 
     def line(self) -> bytes:
         """Encode the first line that the process reads. Paths may contain any bytes, so it is no validated message."""
         plain = asdict(self) | {"blobs": str(self.blobs), "work_folder": str(self.work_folder)}
+        plain["groups"] = [str(folder) for folder in self.groups]
         return json.dumps(plain).encode() + b"\n"
 
     @classmethod
@@ -61,7 +67,8 @@ class Workplace:
         """Decode what `line` wrote."""
         plain = json.loads(line)
         folders = {name: Path(plain[name]) for name in ("blobs", "work_folder")}
-        return cls(**{**plain, **folders, "runtimes": tuple(plain["runtimes"])})
+        groups = tuple(Path(folder) for folder in plain["groups"])
+        return cls(**{**plain, **folders, "runtimes": tuple(plain["runtimes"]), "groups": groups})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

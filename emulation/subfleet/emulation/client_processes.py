@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,8 @@ class ClientCommand:
     declares: str = ""
     held_out: Path | None = None
     durations: Durations = "modelled"
+    binds_memory: bool = False
+    groups: Sequence[Path] = ()
 
     def build_arguments(self) -> list[str]:
         """The command line, with this Python interpreter."""
@@ -45,6 +47,8 @@ class ClientCommand:
             *("--fleet", self.fleet, "--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
             *("--durations", self.durations),
+            *(("--bind-memory",) if self.binds_memory else ()),
+            *(part for folder in self.groups for part in ("--group", str(folder))),
             *(("--architecture", self.declares) if self.declares else ()),
             *(() if self.held_out is None else ("--held-out", str(self.held_out))),
             "--wait",  # a broker on a busy machine may answer late

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from subfleet.emulation.client_groups import open_groups
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
 from subfleet.emulation.files import Files, write_files
 from subfleet.emulation.gathering import gather_run
@@ -65,7 +66,10 @@ def run_processes(
     @contextmanager
     def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
         observer.say(f"Broker at {address.host_and_port}; starting {len(files.clients)} client processes")
-        commands = tuple(_build_command(device, address, files, folder, run) for device in run.fleet.expand_devices())
+        commands = tuple(
+            replace(_build_command(device, address, files, folder, run), groups=groups.folders.get(device.id, ()))
+            for device in run.fleet.expand_devices()
+        )
         with ClientProcesses(commands, output_folder=folder / "output") as fleet:
             yield [fleet.check]
             fleet.wait(LEAVE_S)  # clients leave while their models are evaluated
@@ -74,10 +78,11 @@ def run_processes(
     emulated = replace(run, data=data, outliers=run.outliers.for_emulation(attacked=False))
     served = partial(serve_run, exports=exports, clients=clients, broker=broker, samples=gathered.evaluation)
     tiers = {device.client_id: device.tier for device in gathered.devices}
-    with served(emulated, folder, observer, stop) as (server, result):
+    threads = {device.client_id: device.profile.threads for device in gathered.devices}
+    with open_groups(threads) as groups, served(emulated, folder, observer, stop) as (server, result):
         return write_outcome(
             folder,
-            result,
+            replace(result, memory_limit=groups.memory_limit),
             observer,
             figures=lambda: compute_figures(collect_gallery(server), result, tiers),
             trial=lambda models: evaluate_models(models, files.test),
@@ -103,6 +108,7 @@ def _build_command(
         declares=declares,
         held_out=files.held_out.get(device.id),
         durations=run.host.durations,
+        binds_memory=True,
     )
 
 

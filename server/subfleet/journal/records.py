@@ -301,6 +301,7 @@ class RunResult:
         ended_early: why it ended before its configured number of rounds; empty if it did not.
         programs_from: the first attempt in which each written program could be given, as `Run.programs_from` takes
             them.
+        memory_limit: what limited the memory of client processes; empty without any, or without limits.
     """
 
     run_id: str
@@ -317,6 +318,7 @@ class RunResult:
     generations: tuple[GenerationRecord, ...] = ()
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    memory_limit: str = ""
 
     def without_peaks(self) -> "RunResult":
         """The result without peaks of memory, which mean nothing if devices share a process."""

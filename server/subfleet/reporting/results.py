@@ -89,6 +89,7 @@ def build_summary(name: str, result: RunResult) -> dict[str, Any]:
     return {
         "name": name,
         **select_fields(result, "run_id", "method", "method_status", "ended_early", "accuracy", "headline"),
+        "memory_limit": result.memory_limit,
         "outliers": count_outliers(result.rounds),
         "model": _build_model(result.rounds[-1].model) if result.rounds else None,
         "metrics": result.rounds[-1].all_metrics if result.rounds else {},
