@@ -19,6 +19,7 @@ LONG = frozenset(
             "client_memory",
             "coordinator",
             "corpus",
+            "emulated_time",
             "emulation",
             "fedadp",
             "fedoras",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from subfleet.edge_client.options import COMMANDS, make_parser
 from subfleet.emulation.client_processes import ClientCommand
 from subfleet.transport.address import BrokerAddress, TlsFiles, parse_url
 
@@ -43,6 +44,13 @@ def test_a_client_is_as_slow_as_its_device_unless_nothing_is_to_take_time(tmp_pa
     for command, durations in ((plain, "modelled"), (replace(plain, durations="none"), "none")):
         arguments = command.build_arguments()
         assert arguments[arguments.index("--durations") + 1] == durations
+
+
+def test_a_client_gets_its_limits_and_the_command_knows_all_options(tmp_path: Path) -> None:
+    bound = replace(_make_command(parse_url("mqtt://h"), tmp_path), binds_memory=True, groups=(tmp_path, Path("cpu")))
+    options = make_parser(dict.fromkeys(COMMANDS, lambda _: 0)).parse_args(bound.build_arguments()[3:])
+    assert (options.binds_memory, options.groups) == (True, [tmp_path, Path("cpu")])
+    assert options.durations == "modelled"
 
 
 def test_a_client_gets_the_tls_files(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ V2 = {
     "cgroup.controllers": "cpu io memory",
     "cgroup.subtree_control": "",
     "cgroup.procs": "",
+    "cgroup.type": "domain",
     "memory.max": "max",
     "memory.swap.max": "max",
     "cpu.max": "max 100000",
@@ -94,6 +95,18 @@ def test_version_2_gives_each_client_a_group_and_this_process_leaves_its_own_mea
     assert read(app, "cgroup.procs") == OURS
     assert read(app, "cgroup.subtree_control") == "-memory -cpu"
     assert tree.list_groups() == []
+
+
+def test_this_process_stays_in_the_topmost_group_of_version_2(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    app = tree.root / "app"
+    (app / "cgroup.type").unlink()
+    (app / "cgroup.procs").write_text(f"{OURS}\n{DEAD}", encoding="utf-8")
+    with open_groups({"ada": 1}, tree.mounts) as groups:
+        assert groups.memory_limit == "cgroup v2"
+        assert [path.name for path in groups.folders["ada"][0].parent.iterdir() if path.is_dir()] == ["client-ada"]
+    assert tree.list_groups() == []
+    assert read(app, "cgroup.procs") == f"{OURS}\n{DEAD}"
 
 
 def test_version_1_is_used_where_version_2_cannot_be(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 _PREFIX = "subfleet"
 _CONTROLLERS = ("memory", "cpu")
 _SUBTREE = "cgroup.subtree_control"
+_TYPE = "cgroup.type"
+"""Every group has this file but the topmost one, which may have both processes and limited groups (version 2)."""
 _PERIOD_US = 100_000
 _REMOVE_S = 2.0
 """How long the last processes of a group may take to end."""
@@ -173,7 +175,7 @@ def _make_unified(tree: _Tree, threads: Mapping[str, int]) -> Mapping[str, Seque
     if "memory" not in controllers:
         raise OSError(f"memory is not limited in {str(own)!r}")
     base = tree.make_base(own)
-    if _list_processes(own):
+    if (own / _TYPE).exists() and _list_processes(own):
         tree.leave(own, tree.make(base / "host"))
     tree.enable(own, controllers)
     tree.enable(base, controllers)
