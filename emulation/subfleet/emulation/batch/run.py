@@ -20,11 +20,11 @@ from subfleet.device.meters import ReplayMeter
 from subfleet.device.timing import NoTime, ReplayedTiming, Timing
 from subfleet.emulation.batch.agenda import LogicalClock
 from subfleet.emulation.batch.agents import Blobs, EmulatedAgent
+from subfleet.emulation.batch.computing import open_computing
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.batch.fleet import EmulatedFleet, Interference
 from subfleet.emulation.batch.members import Member, list_members
 from subfleet.emulation.batch.memory_journal import MemoryJournal
-from subfleet.emulation.batch.numerics import open_numerics
 from subfleet.emulation.batch.resuming import AgentRecord, link_scratch, open_round_journal, read_fleet
 from subfleet.emulation.batch.work import ClientWork
 from subfleet.emulation.gathering import GatheredRun
@@ -113,14 +113,14 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     stop = stop or threading.Event()
     with (
         make_scratch_folder(choose_scratch_folder()) as folder,
-        open_numerics(gathered, exports, folder, trainers or {}, stop.is_set) as numerics,
+        open_computing(gathered, exports, folder, trainers or {}, stop.is_set) as computing,
         nullcontext() if state is None else link_scratch(state, folder),
     ):
         members, known = list_members(gathered.devices), read_fleet(state)
 
         def create(client_id: str) -> EmulatedAgent:
             member = members[client_id]
-            work = numerics.create_work(member.device, server.blobs)
+            work = computing.create_work(member.device, server.blobs)
             timing = create_timing(member, gathered.run)
             return create_agent(
                 member, fleet, work, timing=timing, blobs=server.blobs, record=known.agents.get(client_id)
@@ -129,7 +129,7 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         fleet = EmulatedFleet(members, create, LogicalClock(known.clock_s), interference or {})
 
         history = History(observer or Unobserved(), gathered.run)
-        server = _create_server(gathered, numerics.exports, fleet, history, folder, state)
+        server = _create_server(gathered, computing.exports, fleet, history, folder, state)
         batch = Batch(server=server, fleet=fleet, history=history, stop=stop, state=state)
         server.open()
         try:

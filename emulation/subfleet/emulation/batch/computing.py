@@ -21,7 +21,7 @@ from subfleet.transport.blob_store import BlobStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numerics:
+class Computing:
     """What computes in a batch.
 
     Attributes:
@@ -60,10 +60,10 @@ class Numerics:
 
 
 @contextmanager
-def open_numerics(
+def open_computing(
     gathered: GatheredRun, exports: Exports, folder: Path, own: Mapping[str, Trainer], stopped: Callable[[], bool]
-) -> Iterator[Numerics]:
-    """A context with what computes in a run; see `Numerics`.
+) -> Iterator[Computing]:
+    """A context with what computes in a run; see `Computing`.
 
     Raises:
         ConfigError: there is no trainer for a target, or the device or the cluster that computes is missing.
@@ -79,7 +79,7 @@ def open_numerics(
         groups = Groups(log.trainings, host, compute_device(run.device), stopped)
     with ExitStack() as stack:
         pool = _open_pool(run.host, stack)
-        yield Numerics(
+        yield Computing(
             folder=folder,
             own=own,
             samples=samples,
