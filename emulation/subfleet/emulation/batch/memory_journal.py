@@ -49,8 +49,7 @@ class MemoryJournal:
     def update_digests(self, *, since_round: int) -> set[str]:
         """See `RunJournal.update_digests`; without a resumed round, those of the open one are enough."""
         del since_round
-        clients = self._state.clients.values()
-        return {client.update.blob.sha256 for client in clients if client.update is not None}
+        return list_open_digests(self._state)
 
     def load_bytes(self, at: RunState) -> dict[str, Bytes]:
         """See `RunJournal.load_bytes`."""
@@ -76,3 +75,8 @@ class MemoryJournal:
             self._records.append(record)
         if isinstance(close, Close):
             self._checkpoints[close.round] = close.result.sha256
+
+
+def list_open_digests(state: RunState) -> set[str]:
+    """The digests of the updates of the open round."""
+    return {client.update.blob.sha256 for client in state.clients.values() if client.update is not None}

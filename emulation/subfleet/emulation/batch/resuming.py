@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from subfleet.emulation.batch.memory_journal import list_open_digests
 from subfleet.journal.base import AnyRecord, Bytes
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.journal import Journal, open_journal
@@ -109,8 +110,7 @@ class RoundJournal:
     def update_digests(self, *, since_round: int) -> set[str]:
         """See `RunJournal.update_digests`; those of the open round are enough, because it is repeated as a whole."""
         del since_round
-        clients = self._state.clients.values()
-        return {client.update.blob.sha256 for client in clients if client.update is not None}
+        return list_open_digests(self._state)
 
     def load_bytes(self, at: RunState) -> dict[str, Bytes]:
         """See `RunJournal.load_bytes`."""
