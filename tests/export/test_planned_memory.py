@@ -151,7 +151,7 @@ def test_what_a_growing_workspace_leaves_in_a_devices_heap_is_measured(
     assert 3_900_000 < kept < 5_000_000
 
 
-@pytest.mark.parametrize(("target", "fraction"), [("onnx", 0.01), ("executorch", 0.0275)])
+@pytest.mark.parametrize(("target", "fraction"), [("onnx", 0.02), ("executorch", 0.0275)])
 def test_the_plan_of_a_program_that_runs_alone_has_room_for_gaps_in_the_heap(target: str, fraction: float) -> None:
     """Programs of a chain share the gaps between its values, see `subfleet.export.chains.manifests`."""
     step, writer = step_of("wide"), find_target(target)
