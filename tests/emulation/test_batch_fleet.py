@@ -3,9 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from emulation.batch_cases import LARGE_BYTES, SMALL_BYTES, client, config, experiment, part
@@ -146,6 +147,25 @@ def test_a_round_takes_as_long_as_its_slowest_link(undisturbed: BatchResult) -> 
     rounds_s = sum(record.seconds or 0 for record in undisturbed.rounds)
     assert rounds_s < undisturbed.logical_seconds < rounds_s + 0.1, "devices also evaluate the last model"
     assert undisturbed.turns < 50
+
+
+class SlowExports:
+    """An exporter with answers that come late."""
+
+    def __init__(self, exports: ExportPool) -> None:
+        self._exports = exports
+
+    def submit(self, *arguments: Any, **options: Any) -> "Future[Path]":
+        late: Future[Path] = Future()
+        file = self._exports.submit(*arguments, **options)
+        threading.Timer(0.03, lambda: late.set_result(file.result())).start()
+        return late
+
+
+def test_work_of_the_server_takes_no_logical_time(undisturbed: BatchResult, exports: ExportPool) -> None:
+    slowed = run_batch(experiment(), cast("ExportPool", SlowExports(exports)))
+    assert slowed.rounds == undisturbed.rounds
+    assert slowed.logical_seconds == undisturbed.logical_seconds
 
 
 def test_a_run_without_durations_takes_no_time(exports: ExportPool) -> None:

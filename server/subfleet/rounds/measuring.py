@@ -45,10 +45,11 @@ def receive_survey(context: RunContext, state: RunState, survey: Survey) -> Outc
     """Keep a survey of the open round, or read it."""
     if state.phase != "measure" or not _is_current(context, state, survey):
         return state, ()
+    suitability = _judge_profiles(context, state)
+    state = replace(state, live=replace(state.live, suitability=suitability))
     if _needs_all(context, state):
         return _add_clients(context, state, read_survey(context, state, survey, sorted(survey.names)))
-    suitability = _judge_profiles(context, state)
-    state = replace(state, live=replace(state.live, survey=survey, suitability=suitability))
+    state = replace(state, live=replace(state.live, survey=survey))
     suited = frozenset[str]().union(*suitability.runtimes.values())
     unable = (survey.names - suited) | _list_excluded(state, survey.names)
     state, requests = _add_clients(context, state, read_survey(context, state, survey, sorted(unable)))
@@ -82,12 +83,13 @@ def read_survey(
     """The states of some clients of a survey, in their order; of none without a survey."""
     if survey is None:
         return {}
-    return {name: _build_state(context, state, survey.read(name)) for name in names}
+    suited = frozenset[str]().union(*state.live.suitability.runtimes.values())
+    return {name: _build_state(context, state, survey.read(name), suited=name in suited) for name in names}
 
 
-def _build_state(context: RunContext, state: RunState, telemetry: Telemetry) -> ClientState:
+def _build_state(context: RunContext, state: RunState, telemetry: Telemetry, *, suited: bool = False) -> ClientState:
     """The state of a client that has answered; skipped if an earlier update has excluded it from this round."""
-    client = build_client(context, state, state.profiles[telemetry.client_id], telemetry)
+    client = build_client(context, state, state.profiles[telemetry.client_id], telemetry, suited=suited)
     excluded = state.outliers.excluded.get(client.client_id)
     if excluded is None or state.round > excluded.until_round:
         return client

@@ -30,7 +30,9 @@ NOT_AVAILABLE = "the device is not available now"
 """Why a client that could take part was skipped."""
 
 
-def build_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
+def build_client(
+    context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry, *, suited: bool = False
+) -> ClientState:
     """The state of a client that has sent its telemetry; skipped if it cannot take part.
 
     Args:
@@ -38,6 +40,7 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
         state: the run's state. Free disk bytes from an earlier refusal count if the telemetry has none.
         profile: the client's profile.
         telemetry: the client's telemetry.
+        suited: whether its profile is known to suit the run.
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
@@ -60,7 +63,7 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
             data_warning=find_scale_warning(context, profile),
         ),
     )
-    reason = find_profile_problem(context, profile)
+    reason = "" if suited else find_profile_problem(context, profile)
     if context.roles.assigner.declarations:
         declared = judge_declaration(context, profile, state.brought.get(profile.client_id, ()))
         client = replace(client, offer=replace(client.offer, architecture=declared.size, brought=declared.network))

@@ -126,6 +126,11 @@ class Server:
         """Whether the next step has something to do without any message or time."""
         return self._goes_on or self._work.more
 
+    @property
+    def working(self) -> bool:
+        """Whether requests are open, whose end `finish` waits for."""
+        return bool(self._work.requests)
+
     def run(self, stop: threading.Event) -> RunResult:
         """Run to the end, or until `stop` is set.
 

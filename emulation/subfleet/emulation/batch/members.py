@@ -7,7 +7,7 @@ from subfleet.agent.actions import MeasureForRound
 from subfleet.agent.composing import compose_telemetry
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
-from subfleet.device_profiles import ReplayedLog
+from subfleet.device_profiles import DeviceProfile, ReplayedLog
 from subfleet.edge_client.measuring import measure
 from subfleet.emulation.batch.disk import EmulatedDisk
 from subfleet.emulation.gathering import EmulatedDevice, build_profile
@@ -87,14 +87,20 @@ class FleetSurvey:
         self.names = names
         self.away = frozenset(self._list_away(members, names & intermittent, info.log_time_s or 0.0))
         self._info, self._members, self._now_s = info, members, now_s
+        self._disks_bytes: dict[int, int | None] = {}  # by the identity of a profile
 
     def read(self, client_id: str) -> Telemetry:
         """See `Survey.read`."""
         member, action = self._members[client_id], MeasureForRound(info=self._info, pinned=frozenset())
-        meter = ReplayMeter(member.log, lambda: self._now_s)
-        disk_bytes = EmulatedDisk(member.device.profile.disk_limit_bytes).measure_budget(frozenset())
-        measured = measure(action, member.settings, self._info, meter, disk_bytes)
-        return plausible(compose_telemetry(member.settings, measured, self._now_s))
+        meter, settings = ReplayMeter(member.log, lambda: self._now_s), member.settings
+        measured = measure(action, settings, self._info, meter, self._measure_disk(member.device.profile))
+        return plausible(compose_telemetry(settings, measured, self._now_s))
+
+    def _measure_disk(self, profile: DeviceProfile) -> int | None:
+        """The budget of an empty disk; members share profiles, and a limit is a text that takes long to read."""
+        if id(profile) not in self._disks_bytes:
+            self._disks_bytes[id(profile)] = EmulatedDisk(profile.disk_limit_bytes).measure_budget(frozenset())
+        return self._disks_bytes[id(profile)]
 
     @staticmethod
     def _list_away(members: Mapping[str, Member], names: Iterable[str], log_time_s: float) -> Iterable[str]:

@@ -293,14 +293,15 @@ class Batch:
     def _turn(self) -> bool:
         """Let everyone act once; returns whether there is more to do at this time."""
         moved = self.fleet.act()
+        self.server.finish()
         aggregated = self.server.state.aggregated_round
         self.server.step(0.0)
-        self.server.finish()  # before the clock may go on: how long the exporter takes is no time of the run
         if self.server.state.aggregated_round != aggregated:
             self.history.note(self.server.state.last)
             if self.state is not None:
                 self.fleet.record.write(self.state)
-        return moved or self.fleet.busy or self.server.busy
+        # Work in other threads takes no logical time, so the clock waits until it has ended.
+        return moved or self.fleet.busy or self.server.busy or self.server.working
 
 
 def keep_meaningful(result: RunResult, run: Run) -> RunResult:
