@@ -87,6 +87,12 @@ def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
     assert float(inputs.std()) == pytest.approx(1.0, rel=1e-5)
 
 
+def test_a_device_that_holds_out_little_holds_out_a_sample() -> None:
+    two = [DeviceSettings(id=name, profile="laptop", log="laptop") for name in ("ada", "bob")]
+    gathered = gather_run(with_devices(*two, samples=600, held_out=0.001))
+    assert [len(device.test) for device in gathered.devices if device.test is not None] == [1, 1]
+
+
 def test_held_out_samples_are_written_for_client_processes(tmp_path: Path) -> None:
     run = read_run("quickstart")
     nothing = replace(run, data=replace(run.data, held_out=0.0))

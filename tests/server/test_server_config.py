@@ -71,6 +71,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ('data.test = "test.npz"', "", "data is missing"),
         ('family = "mlp"', 'family = "mpl"', "model has the family 'mpl', but must be one of"),
         ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are both empty; set test"),
+        ('data.test = "test.npz"', 'data.test = "test.npz"\ndata.held_out = 1.0', "held_out is 1.0, but must be"),
         ("rounds = 3", "rounds = 0", "must be 1 or more"),
         ('name = "digits"', 'name = "a/b"', "letters, digits"),
         ('type = "fedavg"', 'type = "fedsomething"', "must be one of ['anycostfl', 'clustered', 'dynamic_selection'"),
