@@ -26,7 +26,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving import session
+from subfleet.serving import numerics
 from subfleet.settings.sections import Deadlines
 from subfleet.transport.base import Delivery, Transport
 from subfleet.transport.partial_blob import count_partial_bytes
@@ -327,7 +327,7 @@ def test_a_failed_choice_of_networks_ends_an_attempt_and_not_the_run(
             raise failures.pop()
         return choose_networks(context, state)
 
-    monkeypatch.setattr(session, "choose_networks", fail_once)
+    monkeypatch.setattr(numerics, "choose_networks", fail_once)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
     world.run()
     assert not failures

@@ -95,8 +95,7 @@ def test_losses_doubles_and_delays_do_not_matter(tmp_path: Path, calm: bytes, se
 
 
 def test_cut_links_do_not_matter(tmp_path: Path, calm: bytes) -> None:
-    world = World(tmp_path, config(), mixed_fleet())
-    generator = random.Random(3)
+    world, generator = World(tmp_path, config(), mixed_fleet()), random.Random(3)
     for turn in range(4000):
         if world.server.finished:
             break
@@ -106,12 +105,10 @@ def test_cut_links_do_not_matter(tmp_path: Path, calm: bytes) -> None:
     assert world.model_bytes() == calm
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", mostly_long(range(6), 0, 1, 2))
 def test_a_server_killed_at_any_moment_ends_with_the_same_bits(tmp_path: Path, calm: bytes, seed: int) -> None:
-    generator = random.Random(seed)
+    generator, kills = random.Random(seed), 0
     world = World(tmp_path, config(), mixed_fleet(), order=seed)
-    kills = 0
     for _ in range(4000):
         if world.server.finished:
             break
@@ -377,8 +374,7 @@ def test_a_quorum_closes_a_round_without_the_slowest(tmp_path: Path) -> None:
 
 def test_a_run_without_enough_clients_fails_with_a_reason(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=20, linger_s=0)
-    devices = fleet()
-    devices.pop("cyd")
+    devices = {name: behaviour for name, behaviour in fleet().items() if name != "cyd"}
     world = finish(World(tmp_path, config(deadlines=deadlines), devices))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith("only 2 of 3 clients were present after 20 s; start more clients")

@@ -109,13 +109,16 @@ def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outco
 
 
 def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Select clients, which are given sizes during the phase; others that could take part are idle."""
+    """Select clients, which are given sizes during the phase; others that could take part are idle.
+
+    A client that is away but brings a network keeps its state, because the network may join the run's.
+    """
     state, drawn = select_clients(context, state)
     undrawn, away = dict.fromkeys(list_unread(state) - drawn, ""), dict.fromkeys(list_away(state), "")
     for name, client in state.clients.items():
         if client.stage == "answered" and name not in drawn:
             undrawn[name] = client.offer.telemetry_id
-        elif client.stage == "skipped" and client.reason == NOT_AVAILABLE:
+        elif client.stage == "skipped" and client.reason == NOT_AVAILABLE and client.offer.brought is None:
             away[name] = client.offer.telemetry_id
     new = read_survey(context, state, state.live.survey, drawn - state.clients.keys())
     busy = {name: client for name, client in state.clients.items() if name not in undrawn and name not in away}
