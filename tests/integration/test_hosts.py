@@ -103,7 +103,7 @@ MODELS = {
     "convolutions": 'module = "nets_of_hosts:Convolutions"\ninput_shape = [1, 8, 8]',
     "transformer": 'module = "nets_of_hosts:Transformer"\ninput_shape = [1, 8, 8]',
 }
-WORKING = {"data", "devices", "logs", "output", "profiles", "server"}
+WORKING = {"data", "devices", "logs", "output", "profiles", "server", "batch"}
 """Working folders of a host, with which it can resume a run; a batch never does."""
 EMULATED: tuple[HostKind, ...] = ("processes", "batch")
 TIMED = ("costs.rounds.", "costs.clients.")
