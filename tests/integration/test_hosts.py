@@ -104,7 +104,7 @@ MODELS = {
     "transformer": 'module = "nets_of_hosts:Transformer"\ninput_shape = [1, 8, 8]',
 }
 WORKING = {"data", "devices", "logs", "output", "profiles", "server", "batch"}
-"""Working folders of a host, with which it can resume a run; a batch never does."""
+"""Working folders of a host, with which it can resume a run."""
 EMULATED: tuple[HostKind, ...] = ("processes", "batch")
 TIMED = ("costs.rounds.", "costs.clients.")
 """Seconds, which not every host measures."""
