@@ -61,10 +61,11 @@ def announce(
     run_id: str = "run",
     log_time_s: float | None = 10.0,
     log_quantile: float | None = None,
+    asynchronous: bool = False,
 ) -> RoundInfo:
     return RoundInfo(
         run_id=run_id, round=number, round_count=3, phase=phase, log_time_s=log_time_s, deadline_s=30.0,
-        message_id=f"{run_id}/{number}/{phase}", log_quantile=log_quantile,
+        message_id=f"{run_id}/{number}/{phase}", log_quantile=log_quantile, asynchronous=asynchronous,
     )  # fmt: skip
 
 

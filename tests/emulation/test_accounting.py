@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from emulation.batch_cases import experiment
+from emulation.test_asynchronous_fleet import race
 from matrices import mostly_long
 
 from subfleet.aggregation.updates import encode_submodel
@@ -31,7 +32,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.tensors import measure_container
 from subfleet.settings.fleet import HostSettings
 from subfleet.settings.reading import read_run
-from subfleet.settings.sections import Evaluations
+from subfleet.settings.sections import AsynchronousSettings, Evaluations
 
 LEARNING = {"fedoras", "fedtrans", "fluid", "oort", "power_of_choice", "pyramidfl", "sattler"}
 """Methods whose decisions depend on what is trained."""
@@ -123,6 +124,18 @@ def test_without_time_only_what_programs_need_differs(exports: ExportPool) -> No
         assert list_row(estimated) == list_row(row)
         assert (estimated.seconds, estimated.took_s) == (row.seconds, row.took_s) == (None, None)
     assert [record.not_drawn for record in accounted] == [1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_asynchronous_rounds_are_accounted(exports: ExportPool) -> None:
+    settings = AsynchronousSettings(buffer=1, concurrency=3)
+    gathered = without_evaluation(race(rounds=8, asynchronous=settings))
+    trained, accounted = run_batch(gathered, exports).rounds, account(gathered, exports, observer=Unobserved()).rounds
+    for row, estimated in pair_rows(trained, accounted):
+        assert list_row(estimated) == list_row(row)
+        assert estimated.seconds == pytest.approx(row.seconds, rel=0.1)
+    assert max(row.staleness for record in accounted for row in record.clients) > 0
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

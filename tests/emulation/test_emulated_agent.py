@@ -139,6 +139,21 @@ def test_a_task_of_a_round_that_is_over_is_not_trained(tmp_path: Path) -> None:
     assert len(device.find(Telemetry)) == 2
 
 
+def test_a_log_goes_on_from_the_time_at_which_its_device_was_asked(tmp_path: Path) -> None:
+    device = Device(tmp_path, macs=1)
+    device.agent.catch_up(None, announce(1, "train", log_time_s=500.0, asynchronous=True), 500.0)
+    device.agent.receive(announce(1, log_time_s=60.0, asynchronous=True))
+    assert len(device.find(Telemetry)) == 1
+    device.wait(10.0)
+    closed = announce(2, "train", log_time_s=900.0, asynchronous=True)
+    device.agent.catch_up(None, closed, 890.0)
+    assert device.agent.log_time_s == 70.0, "it has slept while a buffer was closed"
+    device.agent.receive(device.make_task(deadline_s=1000.0))
+    device.agent.receive(announce(3, "train", log_time_s=1500.0, asynchronous=True))
+    device.wait(100.0)
+    assert (device.agent.log_time_s, device.work.done) == (160.0, ["t1"])
+
+
 def test_a_fetch_that_is_given_up_frees_the_link(tmp_path: Path) -> None:
     device = Device(tmp_path, macs=1)
     device.agent.receive(announce())

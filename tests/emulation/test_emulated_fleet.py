@@ -127,6 +127,21 @@ def test_a_member_is_an_agent_from_its_first_task_and_hears_announcements_until_
     assert bob.heard == [task, second]
 
 
+def test_a_member_that_is_asked_is_an_agent_and_the_others_hear_nothing() -> None:
+    fleet = Fleet()
+    list(fleet.fleet.receive(0.0))
+    opened = announce(1, "train", log_time_s=60.0, asynchronous=True)
+    fleet.fleet.send(opened)
+    fleet.fleet.act()
+    assert fleet.agents == {}
+    asked = announce(1, log_time_s=60.0, asynchronous=True)
+    fleet.fleet.ask("bob", asked)
+    fleet.fleet.act()
+    assert fleet.agents.keys() == {"bob"}
+    assert (fleet.agents["bob"].heard, fleet.agents["bob"].caught_up) == ([asked], [(None, opened, 60.0)])
+    assert [*fleet.fleet.receive(0.0)] == [], "nobody else answers"
+
+
 def test_a_member_with_interference_speaks_for_itself() -> None:
     fleet = Fleet(bob=Mute())
     (joined,) = fleet.fleet.receive(0.0)

@@ -16,7 +16,7 @@ from subfleet.methods.adaptive import FedAdam
 from subfleet.methods.oort import Oort
 from subfleet.protocol.errors import ConfigError
 from subfleet.serving.deployment import StoppedError
-from subfleet.settings.sections import Evaluations
+from subfleet.settings.sections import AsynchronousSettings, Evaluations
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -73,6 +73,16 @@ def test_a_finished_run_is_extended(exports: ExportPool, tmp_path: Path) -> None
     assert [replace(record, seconds=None) for record in extended.rounds[:2]] == [
         replace(record, seconds=None) for record in whole.rounds[:2]
     ]
+
+
+def test_devices_of_asynchronous_rounds_are_asked_anew(exports: ExportPool, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"rounds": 4, "asynchronous": AsynchronousSettings(buffer=1, concurrency=3)}
+    with pytest.raises(StoppedError):
+        play(exports, tmp_path / "state", after=2, **changes)
+    resumed, stopper = play(exports, tmp_path / "state", **changes)
+    assert stopper.rounds == [3, 4]
+    assert [[row.status for row in record.clients] for record in resumed.rounds] == [["aggregated"]] * 4
+    assert [row.staleness for record in resumed.rounds for row in record.clients][2] == 0, "it got the newest model"
 
 
 def test_other_settings_do_not_continue_a_run(exports: ExportPool, tmp_path: Path) -> None:

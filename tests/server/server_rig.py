@@ -263,7 +263,7 @@ def losing_actions() -> Iterator[None]:
     """Make servers perform none of the actions that they have journaled, as if killed in between."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Worker, "begin", lambda *_: None)
-        for name in ("send_task", "withdraw", "reply", "pull"):
+        for name in ("ask", "send_task", "withdraw", "reply", "pull"):
             patch.setattr(DeviceLink, name, lambda *_: None)
         yield
 

@@ -25,8 +25,9 @@ from server.random_cases import (
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.rounds import work
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.networks import find_standing, list_living_lineages
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import (
@@ -47,7 +48,6 @@ from subfleet.rounds.sizing import list_lacking
 from subfleet.rounds.state import RunState
 
 pytestmark = pytest.mark.slow
-
 HELD_OUT = 10
 names = st.sampled_from(CLIENTS)
 

@@ -26,8 +26,9 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory_plan import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.assigning import build_question
-from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.coordinator import step
 from subfleet.rounds.judging import MAX_HEADER_BYTES
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.phases import AT_ONCE

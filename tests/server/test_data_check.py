@@ -14,8 +14,9 @@ from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.coordinator import step
 from subfleet.rounds.offers import find_samples_problem, find_scale_warning
 from subfleet.rounds.signals import Event
 from subfleet.rounds.state import RunState

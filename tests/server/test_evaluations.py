@@ -22,8 +22,9 @@ from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.task import Evaluate
 from subfleet.reporting.results import build_summary
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.evaluating import AT_ONCE
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import (

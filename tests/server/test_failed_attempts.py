@@ -29,9 +29,10 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.closing import describe_missing
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, SendTask, Tick
 from subfleet.rounds.state import ClientState, RunState
@@ -238,8 +239,7 @@ def test_a_program_that_could_not_be_written_is_not_requested_in_the_next_attemp
 
 def test_another_attempt_draws_other_clients() -> None:
     names = [f"c{number}" for number in range(40)]
-    draws = {draw(names, 3, seed=1, round_number=2, attempt=attempt) for attempt in range(4)}
-    assert len(draws) == 4
+    assert len({draw(names, 3, seed=1, round_number=2, attempt=attempt) for attempt in range(4)}) == 4
     assert draw(names, 3, seed=1, round_number=2) == draw(names, 3, seed=1, round_number=2, attempt=0)
 
 

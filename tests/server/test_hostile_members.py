@@ -34,8 +34,9 @@ from subfleet.protocol.messages import (
     Update,
     encode,
 )
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import (
     Action,

@@ -11,7 +11,7 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, encode_chunk
 from subfleet.protocol.messages import Ack, Presence, Telemetry, encode
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.coordinator import build_round_info
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.progress import Measuring
 from subfleet.rounds.state import RunState
 from subfleet.transport.base import Delivery

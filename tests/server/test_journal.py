@@ -22,7 +22,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.progress import Aggregating, Waiting
+from subfleet.rounds.progress import Aggregating, FailedAttempts, Waiting
 from subfleet.rounds.signals import AggregationRequest, RequestDone
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
@@ -56,6 +56,17 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     assert _journal(tmp_path).load(9.0) == _durable_state(after, 9.0)
     assert _journal(tmp_path).load_bytes(after) == {"ada": (10, 20), "bob": (0, 0), "cyd": (0, 0)}
     assert journal.update_digests(since_round=1) == {update(PLAN, state, "ada").blob.sha256}
+
+
+def test_another_attempt_forgets_the_bytes_of_all_but_those_that_go_on_with_their_tasks(tmp_path: Path) -> None:
+    journal, state = _journal(tmp_path), training(PLAN)
+    journal.save(RunState(), state, counted=lambda _: (10, 20))
+    undrawn = replace(state, idle={"not drawn": {"bob": "", "cyd": ""}}, clients={"ada": state.clients["ada"]})
+    journal.save(state, undrawn)
+    assert journal.load_bytes(undrawn).keys() == {"ada", "bob", "cyd"}, "those that are idle have answered"
+    again = replace(state, clients={"ada": state.clients["ada"]}, failed_attempts=FailedAttempts(count=1, lost=1))
+    journal.save(state, again, counted=lambda _: (30, 40))
+    assert journal.load_bytes(again) == {"ada": (30, 40)}
 
 
 def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from server.fake_device import PLENTY_BYTES
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
+from subfleet.rounds.announcing import build_round_info
 from subfleet.rounds.assigning import build_question
-from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.coordinator import step
 from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.sections import LogClock
 

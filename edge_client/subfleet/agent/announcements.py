@@ -29,7 +29,8 @@ def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
     if message.run_id != info.run_id:
         return True
     if isinstance(message, Telemetry):
-        return info.phase != "measure" or (message.round, message.attempt) != (info.round, info.attempt)
+        asked = info.phase == "measure" or info.asynchronous
+        return not asked or (message.round, message.attempt) != (info.round, info.attempt)
     if isinstance(message, Scores):
         return info.phase == "finished" or message.round < info.round
     return info.phase == "finished" and isinstance(message, (Update, Evaluated))
@@ -39,7 +40,8 @@ def is_past(task: Task, info: RoundInfo) -> bool:
     """Whether the result of a task is of no use any more; models are useful at any time."""
     if isinstance(task.work, Deploy):
         return False
-    return task.run_id != info.run_id or is_before(task, info) or info.phase == "finished"
+    overtaken = is_before(task, info) and not info.asynchronous
+    return task.run_id != info.run_id or overtaken or info.phase == "finished"
 
 
 def is_before(task: Task, other: Task | RoundInfo) -> bool:
@@ -53,4 +55,6 @@ def is_open(info: RoundInfo | None, task: Task) -> bool:
         return True
     if info is None or info.phase == "finished":
         return False
+    if info.asynchronous and info.run_id == task.run_id:
+        return True
     return (info.run_id, info.round, info.attempt) == (task.run_id, task.round, task.attempt)

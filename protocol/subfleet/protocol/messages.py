@@ -211,7 +211,7 @@ class Telemetry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class RoundInfo:
-    """The state of the run (retained, to everyone).
+    """The state of the run (retained, to everyone; in asynchronous rounds to one device, too, to ask it for telemetry).
 
     Attributes:
         phase: "measure" requests telemetry; in "train" tasks are out; "finished" ends the run.
@@ -221,6 +221,7 @@ class RoundInfo:
         log_quantile: devices that replay a log report the resources that it exceeds except for this fraction of its
             time; None requests nothing.
         sample_bytes: memory of a sample after the run's transform; 0 if the transform does not change it.
+        asynchronous: tasks of earlier rounds go on, and "measure" is sent to one device alone.
     """
 
     KIND: ClassVar[str] = "round"
@@ -234,6 +235,7 @@ class RoundInfo:
     attempt: RoundCount = field(default=0, metadata=ADDED_LATER)
     log_quantile: Annotated[float, Range(least=0, below=1)] | None = field(default=None, metadata=ADDED_LATER)
     sample_bytes: Annotated[int, Range(least=0, most=MAX_SAMPLE_BYTES)] = field(default=0, metadata=ADDED_LATER)
+    asynchronous: bool = field(default=False, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

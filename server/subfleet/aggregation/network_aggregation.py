@@ -25,6 +25,7 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.rounds.context import RunContext
+from subfleet.rounds.ongoing import compute_staleness
 from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import weigh_round
 from subfleet.transport.blob_store import BlobStore
@@ -183,7 +184,13 @@ class NetworkAggregation:
                     view=view,
                     weight=weights[client.client_id].counted,
                     open=partial(
-                        open_update, form, self.blobs, update.blob, scale=client.scale, own=view.own, mapped=mapped
+                        open_update,
+                        form,
+                        self.blobs,
+                        update.blob,
+                        scale=client.scale * self._find_factor(client),
+                        own=view.own,
+                        mapped=mapped,
                     ),
                     measure=partial(self.ranges.find, form, self.blobs, update.blob),
                     architecture=participant.architecture if view.exchange is None else view.exchange.moved,
@@ -191,6 +198,11 @@ class NetworkAggregation:
                 )
             )
         return members
+
+    def _find_factor(self, client: ClientState) -> float:
+        """The factor on a client's changes for the age of the model that it began with, above 0 and at most 1."""
+        settings = self.context.config.asynchronous
+        return 1.0 if settings is None else settings.compute_factor(compute_staleness(self.round, client))
 
     def _distil(self, state: ModelState, context: AggregationContext) -> ModelState:
         """The model after in-place distillation, if there is any."""

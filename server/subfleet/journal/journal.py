@@ -193,9 +193,13 @@ class Journal:
         row = _build_run_row(after)
         # The record of a generation has its own counts.
         clients = () if after.clients is before.clients or after.phase == "search" else after.clients.items()
-        changed = [client for name, client in clients if client is not before.clients.get(name)]
+        # Clients that go on from one asynchronous round to the next take their bytes with them.
+        next_round = after.run_attempt != before.run_attempt
+        changed = [
+            client for name, client in clients if client is not before.clients.get(name) or (next_round and client.open)
+        ]
         same = after.round == before.round > after.aggregated_round
-        emptied = same and bool(before.clients or before.idle) and not (after.clients or after.idle)
+        emptied = same and _has_lost_clients(before, after)
         round_key, work = _join_key(after.round), _name_work(after.phase)
         written = []
         if record is not None:
@@ -212,7 +216,7 @@ class Journal:
             if row != _build_run_row(before):
                 connection.execute(runs.update().where(runs.c.run_id == self.run_id).values(**row))
             self._write(connection, state, changes)
-            if emptied:  # the round is attempted again, without the clients that answered before
+            if emptied:  # the round is attempted again, without clients that answered before
                 for part in ("traffic", "update"):
                     self._delete(connection, part, f"{round_key}/")
             self._write(connection, records, written)
@@ -249,6 +253,14 @@ class Journal:
     def _delete(self, connection: sql.Connection, part: str, prefix: str) -> None:
         same = (records.c.run_id == self.run_id, records.c.part == part)
         connection.execute(records.delete().where(*same, records.c.key.between(prefix, prefix + _LAST)))
+
+
+def _has_lost_clients(before: RunState, after: RunState) -> bool:
+    """Whether clients have no part in the open round any more; those that become idle have one."""
+    if before.idle and not after.idle:
+        return True
+    gone = (name for name in before.clients if name not in after.clients)
+    return any(not any(name in names for names in after.idle.values()) for name in gone)
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.networks import GenerationRecord, NetworkRecord, TuningRecord, build_tuning_record
 from subfleet.methods.aggregator import EvaluatedModel
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.protocol.training import TRAINING_MACS_PER_FORWARD
 from subfleet.rounds.selection import NOT_DRAWN
@@ -68,6 +69,7 @@ class ClientRow:
         expected_training_s: estimated seconds of its training by its reported pace; 0 without a pace or training.
         expected_downlink_s: the same of the weights to it, by its reported link in this round.
         expected_uplink_s: the same of the update from it.
+        staleness: how many versions its update's model was behind the newest; 0 without an update.
     """
 
     client_id: str
@@ -108,6 +110,7 @@ class ClientRow:
     data_warning: str = ""
     disk_budget_bytes: int | None = None
     disk_bytes: int = 0
+    staleness: int = field(default=0, metadata=ADDED_LATER)
 
     @property
     def training_macs(self) -> int:

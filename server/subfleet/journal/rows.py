@@ -23,6 +23,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, compute_metrics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import estimate_size, find_trainable_attempts, get_network, list_lineages
+from subfleet.rounds.ongoing import compute_staleness
 from subfleet.rounds.selection import estimate_time
 from subfleet.rounds.signals import AnyClose, Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState, RunState, Submodel
@@ -176,6 +177,7 @@ def _build_client_row(
         uplink_budget_bytes=offer.budget.uplink_bytes,
         disk_budget_bytes=offer.budget.disk_bytes,
         refusals="; ".join(client.refusals),
+        staleness=0 if client.update is None else compute_staleness(close.round, client),
     )
     if task is not None:
         row = replace(row, planned_peak_bytes=task.planned_peak_bytes, disk_bytes=needed_bytes(task))

@@ -44,6 +44,10 @@ class Link(Protocol):
         """The updates with blobs that have arrived since the last call; a client offers one that failed again."""
         ...
 
+    def ask(self, client_id: str, info: RoundInfo) -> None:
+        """Send one client an announcement until its telemetry arrives, or the announcement's deadline is over."""
+        ...
+
     def send_task(self, task: Task) -> None:
         """Send a task until its client acknowledges it."""
         ...

@@ -9,7 +9,18 @@ from subfleet.link.base import Connect
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, Claim, RoundInfo, Task, Update, decode, encode
+from subfleet.protocol.messages import (
+    Ack,
+    BlobMissing,
+    ChunkRequest,
+    Claim,
+    RoundInfo,
+    Task,
+    Telemetry,
+    Update,
+    decode,
+    encode,
+)
 from subfleet.protocol.plausible import plausible
 from subfleet.protocol.topics import CHUNK, Address, Topics
 from subfleet.rounds.signals import FromDevice
@@ -104,6 +115,7 @@ class DeviceLink:
         self._uploads: dict[str, Update] = {}  # by task, the updates that are being pulled
         self._outbox = Outbox()
         self._receivers: dict[str, str] = {}  # of the tasks in the outbox
+        self._asked: dict[str, tuple[RoundInfo, float]] = {}  # by client, with the end of the deadline
         self._announced = ""
         self._announce_s = 0.0
 
@@ -145,6 +157,11 @@ class DeviceLink:
             if isinstance(result, Fetched):
                 yield from offers
 
+    def ask(self, client_id: str, info: RoundInfo) -> None:
+        """Send one client an announcement until its telemetry arrives, or the announcement's deadline is over."""
+        self._asked[client_id] = info, self._clock() + info.deadline_s
+        self._outbox.put(_name_question(client_id), self._topics.downlink(client_id, "round"), encode(info))
+
     def send_task(self, task: Task) -> None:
         """Send a task repeatedly until its client acknowledges it."""
         self._receivers[task.message_id] = task.client_id
@@ -175,6 +192,8 @@ class DeviceLink:
     def send(self, info: RoundInfo | None) -> None:
         """Send what is due: chunks, tasks without an ack, and the announcement of the round."""
         now_s = self._clock()
+        for client_id in [client_id for client_id, (_, until_s) in self._asked.items() if now_s >= until_s]:
+            self._stop_asking(client_id)
         for outgoing in (*self._exchange.tick(now_s), *self._outbox.list_due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
         if info is not None and (info.message_id != self._announced or now_s >= self._announce_s):
@@ -205,7 +224,18 @@ class DeviceLink:
             case BlobMissing():
                 self._exchange.handle_missing(client_id, incoming)
             case _:
+                if isinstance(incoming, Telemetry):
+                    self._note_telemetry(incoming)
                 yield incoming
+
+    def _note_telemetry(self, telemetry: Telemetry) -> None:
+        info, _ = self._asked.get(telemetry.client_id, (None, 0.0))
+        if info is not None and (telemetry.round, telemetry.attempt) == (info.round, info.attempt):
+            self._stop_asking(telemetry.client_id)
+
+    def _stop_asking(self, client_id: str) -> None:
+        del self._asked[client_id]
+        self._outbox.settle(_name_question(client_id))
 
     def _count(self, direction: Direction, topic: str, size_bytes: int) -> None:
         """Count a payload, unless it belongs to no client."""
@@ -225,6 +255,10 @@ class DeviceLink:
     def _settle(self, task_id: str) -> None:
         self._outbox.settle(task_id)
         self._receivers.pop(task_id, None)
+
+
+def _name_question(client_id: str) -> str:
+    return f"question/{client_id}"
 
 
 def connect_devices(

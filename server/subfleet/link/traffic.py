@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from subfleet.rounds.ongoing import list_ongoing
 from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.transport.counting import Direction
@@ -29,9 +30,13 @@ class Traffic:
         return self._down[client_id], self._up[client_id]
 
     def follow(self, before: RunState, after: RunState) -> None:
-        """Restart the counts if a step begins or ends an attempt of a round, an evaluation or the deployment."""
+        """Restart the counts if a step begins or ends an attempt of a round, an evaluation or the deployment.
+
+        Those of clients that go on from one asynchronous round to the next count in the round in which they are done.
+        """
         if (after.run_attempt, _name_account(after)) != (before.run_attempt, _name_account(before)):
-            self.restart()
+            kept = list_ongoing(before).keys() & after.clients.keys() if after.phase in ("train", "aggregate") else ()
+            self.restart({name: self.of(name) for name in kept})
 
     def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:
         """Begin a round, or continue one with the bytes counted before."""

@@ -6,8 +6,10 @@ from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.elastic.network import Family
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.elastic.supernets import Supernet, count_choices
-from subfleet.methods.aggregator import share_everything
-from subfleet.methods.roles import Method
+from subfleet.methods.aggregator import keep_aggregate, share_everything
+from subfleet.methods.roles import Memory, Method, Roles
+from subfleet.methods.run_networks import Networks
+from subfleet.methods.selector import select_at_random
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.training import TrainingSettings
 
@@ -32,6 +34,28 @@ def find_conflicts(
     yield from _check_training(method, training, model)
     yield from _check_distillation(method, techniques)
     yield from _check_personalised(method, techniques)
+
+
+def explain_rounds(roles: Roles) -> str:
+    """Why a method needs rounds that its clients begin and end together; empty if they may be asynchronous.
+
+    Clients of asynchronous rounds are drawn one by one, and their changes are added to a newer model than they got. So
+    each client's submodel must be a part of one model that keeps its form, and nothing may look at a round's clients
+    together.
+    """
+    aggregator, assigner = roles.aggregator, roles.assigner
+    hindrances = {
+        "selects the devices of a round together": roles.selector.select is not select_at_random,
+        "searches submodels for all devices of a round": assigner.search is not None,
+        "has devices score candidates before a round": assigner.propose is not None,
+        "has other networks from round to round": roles.networks != Networks(),
+        "trains paths of a supernet": roles.training.draws_paths,
+        "remembers what a round's updates have in common": roles.memory != Memory(),
+        "compares the updates of a round": aggregator.transform is not None,
+        "rearranges the model after each round": aggregator.after_round is not keep_aggregate,
+        "has a model for each device or group of devices": aggregator.personal,
+    }
+    return next((words for words, applies in hindrances.items() if applies), "")
 
 
 def _check_supernet(

@@ -33,6 +33,7 @@ class Setting:
     norm: str = "group"
     learnable_steps: bool = False
     scaler: bool = False
+    asynchronous: bool = False
     techniques: Techniques = field(default_factory=Techniques)
 
     @property
@@ -177,6 +178,8 @@ def _list_replacements(method: Method, setting: Setting) -> Iterator[str]:
         yield f"updates are aggregated by {run.robust_aggregation.TYPE} in place of the mean (robust_aggregation)"
     if optimiser is not None and type(optimiser) is not type(own.server_optimiser):
         yield f"the server's optimiser is {optimiser.TYPE} (server_optimiser)"
+    if setting.asynchronous:
+        yield "no device waits for another, and changes count less the older their model is (asynchronous)"
     if setting.compressed and "update_codec" not in judged:
         yield f"updates are compressed by {run.codec.TYPE} (update_codec)"
     if run.norms == "bank" and setting.norm != "none" and "norms" not in judged:

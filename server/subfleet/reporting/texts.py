@@ -152,9 +152,10 @@ def _show_if_trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], 
 
 
 def _describe_state(row: ClientRow) -> str:
-    """The status of the client, why its weight was lowered, and why its update is an outlier."""
+    """The status of the client, the age of its model, why its weight was lowered, and why its update is an outlier."""
+    age = f"its model was {row.staleness} version{'s' * (row.staleness > 1)} old" if row.staleness else ""
     reported = f"reported: {row.outlier}" if row.outlier and row.status == "aggregated" and row.scale == 1 else ""
-    return "; ".join(text for text in (row.status, row.lowered, reported) if text)
+    return "; ".join(text for text in (row.status, age, row.lowered, reported) if text)
 
 
 CLIENT_COLUMNS: tuple[Column, ...] = (

@@ -17,6 +17,7 @@ from subfleet.rounds.judging import judge, reply
 from subfleet.rounds.live import Requested
 from subfleet.rounds.networks import begin_with, build_target_estimates, get_estimates, request_estimates
 from subfleet.rounds.obstacles import select_models
+from subfleet.rounds.ongoing import begin_clients
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.searching import receive_generation
 from subfleet.rounds.signals import Action, ClientOutcome, Outcome
@@ -81,6 +82,8 @@ def _continue_client(
             if list_lacking(context, state):  # a smaller size cannot be chosen yet; the task is requested again later
                 return state, ()
             state = _remember_program(context, state, client, result.facts)
+            if context.config.asynchronous is not None:
+                state = begin_clients(state, [name], now_s)
             client, actions = send_training(context, state, client, result, now_s)
         case work.EvaluationRequest():
             client, actions = send_evaluation(context, state, client, result, now_s)

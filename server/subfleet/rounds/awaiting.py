@@ -183,8 +183,10 @@ def get_punctuality(state: RunState, client_id: str, duty: Duty) -> Punctuality:
 def find_sent_s(context: RunContext, state: RunState, client: ClientState, duty: Duty) -> float:
     """Monotonic time at which a client's task was sent: its deadline is the rest of the phase at that time.
 
-    Without a task, the time at which the phase began.
+    Without a task, the time at which the phase began. In asynchronous rounds, each client has its own time.
     """
+    if (begun_s := state.live.begun_s.get(client.client_id)) is not None:
+        return begun_s
     if client.task is None:
         return state.live.entered_s
     return state.live.entered_s + get_limit_s(context, duty) - client.task.deadline_s

@@ -32,6 +32,7 @@ from subfleet.rounds.evaluating import list_evaluators
 from subfleet.rounds.live import AttemptTimes
 from subfleet.rounds.members import SILENT_SINCE, list_expected
 from subfleet.rounds.networks import find_own_size, list_new_networks, replace_lineages
+from subfleet.rounds.ongoing import begin_clients, end_ongoing, list_ongoing
 from subfleet.rounds.selection import NOT_DRAWN, remember_round
 from subfleet.rounds.signals import AggregationRequest, Close, Outcome
 from subfleet.rounds.state import ClientState, Exclusion, OutlierDetection, RunState, get_memory
@@ -120,7 +121,7 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
         round=state.round,
         result=result,
         seconds=now_s - state.live.opened_s,
-        clients=tuple(client for _, client in sorted(state.clients.items())),
+        clients=tuple(client for _, client in sorted(state.clients.items()) if not client.open),
         idle={f"skipped: {reason}": len(names) for reason, names in state.idle.items()},
         exported=sum(known.run_attempt >= state.run_attempt - state.attempt for known in state.written.values()),
         run_attempt=state.run_attempt,
@@ -131,13 +132,15 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
     state = replace(
         state.without_clients(),
         aggregated_round=state.round,
+        clients=list_ongoing(state),
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(client.task.task_id for client in done.values() if client.task is not None),
         failed_attempts=replace(state.failed_attempts, waits_for=""),
         outliers=_update_detection(context, state, result.loss),
     )
     state = replace_lineages(context, remember_round(context, state, result, done), result.lineages)
-    return _begin_evaluation(context, state.enter(progress.Waiting(), now_s), now_s), (close,)
+    state, withdrawn = end_ongoing(state) if is_over(context, state) else (state, ())
+    return _begin_evaluation(context, state.enter(progress.Waiting(), now_s), now_s), (close, *withdrawn)
 
 
 def _begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunState:
@@ -217,8 +220,12 @@ def _measure_change(client: ClientState) -> outliers.ChangeSize:
     return replace(change, travel=outliers.travel(client.task.work.settings, samples), samples=float(samples))
 
 
-def open_round(state: RunState, now_s: float) -> RunState:
-    """Announce a round: the next one, or again one without an update or an answer."""
+def open_round(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """Announce a round: the next one, or again one without an update or an answer.
+
+    An asynchronous round has no phase of its own for measurements, and goes on with the clients that have tasks.
+    """
+    asynchronous = context.config.asynchronous is not None
     again = state.round > state.aggregated_round
     unanswered = again and not (state.clients or state.idle)
     live = replace(
@@ -232,10 +239,11 @@ def open_round(state: RunState, now_s: float) -> RunState:
     state = replace(
         state.without_clients(),
         round=state.aggregated_round + 1,
+        clients=list_ongoing(state) if asynchronous else MappingProxyType({}),
         failed_attempts=failed_attempts,
         live=live,
     )
-    return state.enter(progress.Measuring(), now_s)
+    return state.enter(progress.Training() if asynchronous else progress.Measuring(), now_s)
 
 
 def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
@@ -345,6 +353,8 @@ def resume_state(context: RunContext, state: RunState) -> RunState:
 
     A failed run is attempted again, a run with more rounds goes on, and a generation is scored by devices again.
     """
+    if context.config.asynchronous is not None:
+        state = begin_clients(state, list_ongoing(state), state.live.entered_s)
     if isinstance(state.at, progress.Failed):
         failed_attempts = replace(state.failed_attempts, failing=MappingProxyType({}))
         return replace(state, at=progress.Waiting(), failed_attempts=failed_attempts)

@@ -4,18 +4,19 @@ Handlers apply events; only `advance` moves from phase to phase. A caller stores
 performs the actions, so that every promise to a client survives a crash.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, cast
+from typing import cast
 
 from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.exhaustive import never
-from subfleet.protocol.messages import Presence, Profile, RoundInfo, Telemetry
+from subfleet.protocol.messages import Presence, Profile, Telemetry
 from subfleet.rounds import signals
 from subfleet.rounds.arrivals import apply_result
 from subfleet.rounds.assigning import answer_refusal, assign_client, describe_refusal, lower_budget, remember_disk
 from subfleet.rounds.awaiting import record_answer
+from subfleet.rounds.buffering import is_postponed, postpone, repeat_requests, resend_tasks
 from subfleet.rounds.closing import request_aggregation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.judging import build_idle_notice, build_skip_notice, judge, list_skip_notices, reply
@@ -27,15 +28,26 @@ from subfleet.rounds.offers import reply_to_declaration
 from subfleet.rounds.phases import advance
 from subfleet.rounds.sizing import assign_best, list_lacking
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.work import CheckRequest, ProgramRequest
 
 
 def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     """Apply an event, then move on as far as the state allows."""
+    state, actions = _step(context, state, event, now_s)
+    while state.live.postponed and not is_postponed(context, state, state.live.postponed[0]):
+        first, *rest = state.live.postponed
+        state, more = _step(context, replace(state, live=replace(state.live, postponed=tuple(rest))), first, now_s)
+        actions += more
+    return state, actions
+
+
+def _step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     handled, actions, moves = state, list[signals.Action](), False
     for events in _group(event):
         before = handled
+        if is_postponed(context, before, events[0]):
+            handled = postpone(before, events[0])
+            continue
         handled, more = _handle(context, before, events, now_s)
         actions += more
         moves = moves or not all(_moves_nothing(context, before, handled, one, now_s) for one in events)
@@ -45,51 +57,16 @@ def step(context: RunContext, state: RunState, event: signals.Event, now_s: floa
     return after, (*actions, *further, *list_skip_notices(state, after))
 
 
-def build_round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
-    """The announcement of the current phase to all devices; None between rounds.
-
-    Its message id is derived from its content, so that devices recognise repetitions.
-    """
-    phases: Mapping[str, tuple[Any, float]] = {
-        "measure": ("measure", context.config.deadlines.measure_s),
-        "train": ("train", context.config.deadlines.round_s),
-        "evaluate": ("train", context.config.deadlines.evaluate_s),
-        "search": ("train", context.config.deadlines.evaluate_s),
-        "deploy": ("train", context.config.deadlines.deploy_s),
-        "finished": ("finished", context.config.deadlines.linger_s),
-        "failed": ("finished", context.config.deadlines.linger_s),
-    }
-    if state.phase not in phases:
-        return None
-    phase, limit_s = phases[state.phase]
-    again = f".{state.attempt}" if state.attempt else ""
-    return RoundInfo(
-        run_id=context.run_id,
-        round=state.round,
-        round_count=context.config.total_rounds,
-        phase=phase,
-        log_time_s=context.config.log_time_s(max(state.run_attempt, 1)),
-        deadline_s=max(0.0, limit_s - (now_s - state.live.entered_s)),
-        message_id=f"{context.run_id}/{state.round}{again}/{phase}",
-        attempt=state.attempt,
-        log_quantile=context.log_quantile if phase == "measure" else None,
-        sample_bytes=context.sample_bytes,
-    )
-
-
 def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.Action, ...]:
     """The actions that a server repeats when it continues a stored run: everything that was in progress."""
     ahead = tuple(ProgramRequest(program=program, round=state.round) for program in state.queue)
     if state.phase == "aggregate":
-        return (request_aggregation(context, state), *ahead)
+        return (request_aggregation(context, state), *ahead, *resend_tasks(state))
     if state.phase not in ("measure", "train", "evaluate", "deploy"):  # the next step requests a search's generation
-        return ahead
-    clients = state.clients.values()
-    tasks = (client.task for client in clients if client.stage in ("scoring", "out"))
-    resent = (signals.SendTask(task=task) for task in tasks if task is not None)
+        return (*ahead, *resend_tasks(state))
     lacking = list_lacking(context, state) if state.phase in ("measure", "train") else ()
     # Tasks are requested once sizes can be chosen, in case one is too large.
-    return (*ahead, *resent, *(lacking or request_tasks(state, clients)))
+    return (*ahead, *resend_tasks(state), *(lacking or repeat_requests(context, state)))
 
 
 def _group(event: signals.Event) -> Iterator[Sequence[signals.SingleEvent]]:

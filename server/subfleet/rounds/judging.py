@@ -48,7 +48,8 @@ def judge(context: RunContext, state: RunState, answer: Answer) -> tuple[Verdict
     if answer.task_id in state.settled:
         return "duplicate", ""
     client = state.clients.get(answer.client_id)
-    if client is None or (not isinstance(answer, Deployed) and answer.round != state.round):
+    begun = state.round if client is None or client.task is None else client.task.round
+    if client is None or (not isinstance(answer, Deployed) and answer.round != begun):
         return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
     if client.task is None or client.task.task_id != answer.task_id:
         if _is_answered(context, state, client, answer):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from subfleet.protocol.messages import Profile, Telemetry
 from subfleet.protocol.submodel import Architecture
@@ -25,6 +25,9 @@ from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest
 from subfleet.search.candidates import Candidate
 from subfleet.search.estimates import Estimates
 from subfleet.search.query import Search
+
+if TYPE_CHECKING:
+    from subfleet.rounds.signals import SingleEvent
 
 Duty = Literal["telemetry", "training", "scores", "evaluation", "paths"]
 """What a client is asked for: telemetry, an update, scores of candidates, an evaluation of the model, scores of paths.
@@ -238,6 +241,8 @@ class LiveState:
     Attributes:
         entered_s: monotonic time at which the phase began.
         opened_s: monotonic time at which this attempt of the round was first announced.
+        begun_s: in asynchronous rounds, by client, the monotonic time at which it was asked, or its task was sent.
+        postponed: in asynchronous rounds, what has arrived for clients while nobody could be given a task, in order.
         estimates: memory estimates by `CostRequest.key`, if the method uses `planned_estimates`.
         searches: by target, the method's search, which knows the pool.
         written_estimates: estimated costs of written programs by their keys, if the method has a search.
@@ -252,6 +257,8 @@ class LiveState:
     swept: Sweep = field(default_factory=Sweep)
     entered_s: float = 0.0
     opened_s: float = 0.0
+    begun_s: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    postponed: "tuple[SingleEvent, ...]" = ()
     attempt_times: AttemptTimes = field(default_factory=AttemptTimes)
     estimates: Mapping[str, TargetEstimates] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))

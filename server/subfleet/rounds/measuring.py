@@ -1,5 +1,7 @@
 """What a round's clients offer: their telemetry, one by one or as a survey. Pure.
 
+Clients of asynchronous rounds are asked one by one, so that no survey answers for them.
+
 A client's state is built from its telemetry as soon as that arrives. A survey has the telemetry of many clients, of
 which a round needs a few: it is kept, and read for the clients that are drawn. If a decision depends on all clients, a
 survey is read at once.
@@ -88,8 +90,13 @@ def read_survey(
 
 
 def _build_state(context: RunContext, state: RunState, telemetry: Telemetry, *, suited: bool = False) -> ClientState:
-    """The state of a client that has answered; skipped if an earlier update has excluded it from this round."""
+    """The state of a client that has answered."""
     client = build_client(context, state, state.profiles[telemetry.client_id], telemetry, suited=suited)
+    return apply_exclusion(state, client)
+
+
+def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
+    """A client's state; skipped if an earlier update has excluded the client from this round."""
     excluded = state.outliers.excluded.get(client.client_id)
     if excluded is None or state.round > excluded.until_round:
         return client
@@ -131,9 +138,10 @@ def _judge_telemetry(
     client = new.get(name) or state.clients.get(name)
     survey = state.live.survey
     idle = any(name in names for names in (*state.idle.values(), () if survey is None else survey.names))
-    if idle or (client is not None and client.stage != "missing"):
+    asked = client is not None and client.stage == "asked"
+    if idle or (client is not None and not asked and client.stage != "missing"):
         return "duplicate", ""
-    if state.phase != "measure":
+    if state.phase != "measure" and not asked:
         return "refused", f"round {state.round} has started without this client"
     # Until its profile arrives, the client repeats the telemetry: it is not acknowledged.
     return ("accepted" if name in state.profiles else "waiting"), ""

@@ -7,6 +7,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from subfleet.rounds import awaiting, progress
+from subfleet.rounds.buffering import advance_buffer, repeat_requests
 from subfleet.rounds.closing import begin_aggregation, fail_attempt, is_over, open_round
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.evaluating import advance_evaluation
@@ -51,7 +52,10 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if there >= least:
         again, pause_s = state.round > state.aggregated_round, state.live.attempt_times.pause_s
         paused = again and now_s - state.live.entered_s < pause_s
-        return (state if paused else open_round(state, now_s)), ()
+        if paused:
+            return state, ()
+        state = open_round(context, state, now_s)
+        return (state, ()) if context.config.asynchronous is None else (state, repeat_requests(context, state))
     if now_s - state.live.entered_s < context.config.deadlines.join_s:
         return state, ()
     failure = (
@@ -133,6 +137,8 @@ def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
 
 
 def _advance_training(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    if context.config.asynchronous is not None:
+        return advance_buffer(context, state, context.config.asynchronous, now_s)
     state, unscored = (state, ()) if list_lacking(context, state) else drop_late_scores(context, state, now_s)
     state, sizing_actions = give_sizes(context, state)
     state, parted = awaiting.drop_departed(context, state, now_s)

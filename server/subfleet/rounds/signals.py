@@ -11,7 +11,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.run_networks import Generation
 from subfleet.protocol.answers import Answer
-from subfleet.protocol.messages import Ack, Presence, Profile, Task, Telemetry
+from subfleet.protocol.messages import Ack, Presence, Profile, RoundInfo, Task, Telemetry
 from subfleet.rounds import work
 from subfleet.rounds.live import GenerationScores, Survey
 from subfleet.rounds.state import ClientState, RunState
@@ -53,6 +53,14 @@ Request = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoOn:
     """Take the next step without waiting, because it may decide more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Send an announcement to one client, until its telemetry arrives or the announcement's deadline is over."""
+
+    client_id: str
+    info: RoundInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +142,7 @@ class CloseGeneration:
 
 
 AnyClose = Close | CloseEvaluation | CloseGeneration
-Action = Request | GoOn | SendTask | Withdraw | Reply | AnyClose
+Action = Request | GoOn | Ask | SendTask | Withdraw | Reply | AnyClose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,13 @@
 
 Clients that have not answered their last tasks do not count among "all", see `live`.
 
+Asynchronous rounds have no phase "measure", and clients stay from one round to the next, see `buffering`.
+
 A round that calibrates norms (`config.calibrates`) has the same phases; its tasks train nothing.
 
 The state of a client in a round:
 
+    asked     --> answered   asynchronous rounds alone: its telemetry has arrived
     answered  --> preparing  a submodel was chosen            (skipped: none fits, its data do not suit the run, ...)
     answered  --> scoring    the client scores proposed candidates on its own data
     scoring   --> preparing  the best candidate, or without scores the largest that fits
@@ -53,7 +56,7 @@ from subfleet.search.candidates import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
 
-Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
+Stage = Literal["asked", "answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 Lasts = Literal["passing", "unclear", "lasting"]
 """Whether another attempt has the same outcome: "lasting" means yes, since its causes do not change between attempts;
 "passing" means maybe not, since budgets change; "unclear" means yes if the device gives the same reason again."""
@@ -171,7 +174,7 @@ class ClientState:
     @property
     def open(self) -> bool:
         """Whether the round is not over for this client: it waits for a task, or its answer is outstanding."""
-        return self.stage in ("answered", "scoring", "preparing", "out")
+        return self.stage in ("asked", "answered", "scoring", "preparing", "out")
 
     @property
     def size(self) -> Architecture | None:

@@ -211,7 +211,7 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
         work=content,
         planned_peak_bytes=planned_bytes,
         budget=client.offer.budget,
-        deadline_s=max(0.0, limit_s - (now_s - state.live.entered_s)),
+        deadline_s=max(0.0, limit_s - (now_s - state.live.begun_s.get(client.client_id, state.live.entered_s))),
         message_id=task_id,
         attempt=state.attempt,
         classes=context.config.data.classes,

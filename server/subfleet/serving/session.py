@@ -28,8 +28,10 @@ from subfleet.programs.supply import Exports
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.errors import FileError, RunError
 from subfleet.rounds import signals
+from subfleet.rounds.announcing import build_round_info
+from subfleet.rounds.buffering import list_postponed_updates
 from subfleet.rounds.closing import resume_state
-from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
@@ -114,6 +116,7 @@ class Server:
         self._work = Worker(self._numerics.duties, means.threads)
         self.state = RunState()
         self._goes_on = False
+        self._littered = False
         self.model = ModelState(shared={})
 
     @property
@@ -183,6 +186,9 @@ class Server:
         for update in self._link.pull_updates():
             self._begin(CheckRequest(update=update))
         self._apply(signals.Tick())
+        # Not before all events have been applied: one of them may be about an update that counts in the next round.
+        if self._littered:
+            self._tidy()
         now_s = self._clock()
         for text in self._attendance.check(self.state, now_s):
             self._observer.say(text)
@@ -237,7 +243,7 @@ class Server:
             self._observer.say(describe_generation(record))
         elif record is not None:
             self._observer.round_finished(record)
-            self._tidy()
+            self._littered = True
         for text in describe_step(self.context, before, after):
             self._observer.say(text)
         if (progress := self._pace.progress(after, self._attendance.list_awaited(after))) is not None:
@@ -249,6 +255,8 @@ class Server:
                 self._goes_on = True
             case signals.SendTask():
                 self._link.send_task(action.task)
+            case signals.Ask():
+                self._link.ask(action.client_id, action.info)
             case signals.Withdraw():
                 self._link.withdraw(action.task_id)
             case signals.Reply():
@@ -265,12 +273,11 @@ class Server:
 
     def _sweep(self) -> None:
         """Remove files of a killed server, but not partial uploads of open tasks, which devices continue."""
-        tasks = [client.task for client in self.state.clients.values() if client.open and client.task is not None]
-        served = {blob.sha256 for task in tasks for blob in task.blobs}
-        self._tidy(served | (self.blobs.partials if self.state.phase == "train" else set()))
+        self._tidy(self.blobs.partials if self.state.phase == "train" else set())
 
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
-        """Remove files that no round needs any more, except blobs with the `needed` digests."""
+        """Remove files that no round and no open task needs any more, except blobs with the `needed` digests."""
+        self._littered = False
         keep_from = self.state.aggregated_round - self.context.config.keep_rounds + 1
         prune_checkpoints(
             self._places.checkpoints, keep_from=keep_from, rounds=[find_searched_round(self.context, self.state)]
@@ -278,7 +285,10 @@ class Server:
         stored = self._journal.update_digests(since_round=keep_from)
         requests = self._work.requests
         checked = {request.update.blob.sha256 for request in requests if isinstance(request, CheckRequest)}
-        self.blobs.prune(self._numerics.digests | self._link.digests | checked | stored | needed)
+        tasks = [client.task for client in self.state.clients.values() if client.open and client.task is not None]
+        served = {blob.sha256 for task in tasks for blob in task.blobs}
+        waiting = {update.blob.sha256 for update in list_postponed_updates(self.state)}
+        self.blobs.prune(self._numerics.digests | self._link.digests | checked | stored | served | waiting | needed)
 
 
 def freeze_loaded_objects() -> None:

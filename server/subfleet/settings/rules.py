@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from subfleet.elastic.families import AnyFamily, get_predicted_places
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.methods import AnyMethod
-from subfleet.methods.combining import find_conflicts
+from subfleet.methods.combining import explain_rounds, find_conflicts
 from subfleet.methods.techniques import NormPolicy
 from subfleet.protocol.bounds import Rules
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES
@@ -200,12 +200,50 @@ def _check_method(record: "Run") -> Iterator[str]:
         )
 
 
+def _check_asynchronous(record: "Run") -> Iterator[str]:
+    settings = record.asynchronous
+    if settings is None:
+        return
+    if hindrance := explain_rounds(record.roles):
+        yield (
+            f"rounds are asynchronous, but method {record.method.TYPE!r} {hindrance}; choose another method, or leave "
+            "[asynchronous] out"
+        )
+    devices = len(record.fleet.expand_devices())
+    if devices and settings.buffer > devices:
+        yield (
+            f"asynchronous.buffer is {settings.buffer}, but the fleet has {devices} devices, each of which counts once "
+            "in a buffer; lower it"
+        )
+    if record.clients_per_round:
+        yield (
+            f"clients_per_round is {record.clients_per_round}, but in asynchronous rounds asynchronous.concurrency "
+            "says how many devices train; leave clients_per_round out"
+        )
+    if not record.strict:
+        yield (
+            f"quorum is {record.quorum:g}, but asynchronous rounds close when their buffer is full; leave quorum out, "
+            "or lower asynchronous.buffer"
+        )
+    if record.norms == "calibrated":
+        yield (
+            "norms are 'calibrated', which devices measure together, but rounds are asynchronous; set norms to "
+            "'recalibrated', or leave [asynchronous] out"
+        )
+    if record.evaluation.every:
+        yield (
+            f"evaluation.every is {record.evaluation.every}, but in asynchronous rounds devices train while the model "
+            "changes; set it to 0, as the server evaluates every round and devices the last one"
+        )
+
+
 RUN_RULES: Rules = (
     _check_devices,
     _check_norms,
     _check_transform,
     _check_combination,
     _check_evaluations,
+    _check_asynchronous,
     _check_first_weights,
     _check_frozen,
     _check_model,

@@ -26,7 +26,15 @@ from subfleet.settings.fingerprint import CHANGEABLE, select_outcome_settings
 from subfleet.settings.fleet import DeviceSettings, FleetSettings, HostSettings, MemoryLimits
 from subfleet.settings.rules import RUN_RULES, find_label_shape
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.sections import Deadlines, Evaluations, FirstWeights, LogClock, ModelOf, OutlierSettings
+from subfleet.settings.sections import (
+    AsynchronousSettings,
+    Deadlines,
+    Evaluations,
+    FirstWeights,
+    LogClock,
+    ModelOf,
+    OutlierSettings,
+)
 
 __all__ = ["Run"]
 
@@ -78,6 +86,7 @@ class Run:
         quorum: fraction of the tasks that must be answered to close a round. Below 1 a round does not wait for the
             slowest devices, and its result depends on timing. Devices that did not answer their last two tasks are not
             counted, see `subfleet.rounds.live`.
+        asynchronous: rounds in which no device waits for another; None has rounds that begin and end together.
         communication_s: seconds that a device spends on transfers in a round, in each direction.
         log_quantile: if a method keeps the submodel of a client for the whole run, and the client replays a log: the
             fraction of the log's time in which memory or a link may be below what the submodel needs.
@@ -149,6 +158,7 @@ class Run:
     model_of: ModelOf | None = field(default=None, metadata=CHANGEABLE)
     first_weights: FirstWeights | None = field(default=None, metadata=ADDED_LATER)
     networks: dict[str, AnyFamily] = field(default_factory=dict, metadata=ADDED_LATER)
+    asynchronous: AsynchronousSettings | None = field(default=None, metadata=ADDED_LATER)
 
     def emulated_devices(self) -> tuple[DeviceSettings, ...]:
         """The devices of an emulated fleet, with repeated devices expanded.
@@ -174,6 +184,7 @@ class Run:
             norm=self.model.norm,
             learnable_steps=self.model.learnable_steps,
             scaler=self.model.scaler,
+            asynchronous=self.asynchronous is not None,
             techniques=self.techniques,
         )
 

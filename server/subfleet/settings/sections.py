@@ -62,6 +62,33 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
+class AsynchronousSettings:
+    """Asynchronous rounds, in which no device waits for another (FedBuff: Nguyen et al., AISTATS 2022).
+
+    Attributes:
+        buffer: number of updates that make the next version of the model, each of another device.
+        concurrency: number of devices that have a task at the same time.
+        staleness: the factor on the change of an update that began n versions ago: "inverse_sqrt" is 1 / sqrt(1 + n),
+            "none" is 1.
+        max_staleness: an update that began more versions ago is refused.
+    """
+
+    buffer: Positive = 10
+    concurrency: Positive = 20
+    staleness: Literal["inverse_sqrt", "none"] = "inverse_sqrt"
+    max_staleness: Positive = 20
+
+    def compute_factor(self, staleness: int) -> float:
+        """The factor on a change, above 0 and at most 1 (section 5.1 of the paper).
+
+        Args:
+            staleness: versions of the model between the one that the update began with and the one that it changes.
+        """
+        return 1 / math.sqrt(1 + staleness) if self.staleness == "inverse_sqrt" else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Evaluations:
     """When devices evaluate the model on held-out data of their own.
 

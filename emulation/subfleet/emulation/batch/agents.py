@@ -106,9 +106,11 @@ class EmulatedAgent:
         Args:
             measured: the last announcement that was answered for it.
             heard: the last announcement.
-            log_starts_s: the time of its log at logical time 0.
+            log_starts_s: the time of its log at logical time 0, unless rounds are asynchronous.
         """
-        self._heard, self._log_starts_s = heard, log_starts_s
+        self._heard = heard
+        if heard is None or not heard.asynchronous:
+            self._log_starts_s = log_starts_s
         if measured is not None:
             self._reading = self.meter.read(measured.log_time_s)[1]
 
@@ -135,7 +137,8 @@ class EmulatedAgent:
         Most members of a large fleet only answer announcements. A member without a task does so without a step of the
         agent, which would expect an ack of the answer: here nothing is lost.
         """
-        if isinstance(message, RoundInfo) and message.log_time_s is not None:
+        for_all = isinstance(message, RoundInfo) and message.asynchronous and message.phase != "measure"
+        if isinstance(message, RoundInfo) and message.log_time_s is not None and not for_all:
             self._log_starts_s = message.log_time_s - self.clock()
         if isinstance(message, Task):
             self.work.expect(message)

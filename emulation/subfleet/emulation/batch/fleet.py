@@ -30,8 +30,9 @@ class Interference(Protocol):
 class EmulatedFleet:
     """See `Link`. Messages wait in order until the other side acts; none is lost, and only blobs take time.
 
-    A member becomes an agent with its first task. Without a task it hears no announcement: a survey has the answers of
-    all that have none. Members with interference are agents from the start, and speak for themselves.
+    A member becomes an agent when it is first asked, or with its first task. Without a task it hears no announcement: a
+    survey has the answers of all that have none. Members with interference are agents from the start, and speak for
+    themselves.
 
     Args:
         members: by client id.
@@ -73,9 +74,9 @@ class EmulatedFleet:
         """Let every device react to what was sent and to the time; returns whether the server has something to do."""
         while self._sent:
             receiver, message = self._sent.popleft()
-            if isinstance(message, RoundInfo):
+            if isinstance(message, RoundInfo) and not receiver:
                 self._announce(message)
-            elif isinstance(message, Task) or receiver in self._awake:
+            elif isinstance(message, Task | RoundInfo) or receiver in self._awake:
                 self._hand(self._wake(receiver), message)
         self.agenda.run(self.clock())
         return bool(self._said or self._pulled)
@@ -143,6 +144,10 @@ class EmulatedFleet:
         """See `Link.pull_updates`."""
         pulled, self._pulled = self._pulled, []
         yield from pulled
+
+    def ask(self, client_id: str, info: RoundInfo) -> None:
+        """See `Link.ask`."""
+        self._sent.append((client_id, info))
 
     def send_task(self, task: Task) -> None:
         """See `Link.send_task`."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from subfleet.emulation.batch.memory_journal import list_open_digests
 from subfleet.journal.base import AnyRecord, Bytes
@@ -87,8 +88,13 @@ class RoundJournal:
         self._journal.close()
 
     def load(self, now_s: float) -> RunState:
-        """See `RunJournal.load`; it is the state after the last close."""
-        self._written = self._state = self._journal.load(now_s)
+        """See `RunJournal.load`; it is the state after the last close.
+
+        What was under way between two asynchronous rounds is forgotten: restarted devices would not know it.
+        """
+        loaded = self._journal.load(now_s)
+        closed = {name: client for name, client in loaded.clients.items() if not client.open}
+        self._written = self._state = replace(loaded, clients=MappingProxyType(closed))
         return self._state
 
     def records(self) -> tuple[RoundRecord, ...]:
