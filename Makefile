@@ -5,7 +5,7 @@
 #   make quick    the tests of less than a tenth of a second that start no broker and write no program
 #   make mutants  known defects, planted one by one: the tests must find each (an hour; ARGS=--smoke tries two)
 #   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)
-#   make gpu      what runs on an accelerator: its tests, and benchmarks/results/gpu.md; without one it says so
+#   make gpu      what runs on an accelerator: its tests, and two pages of benchmarks/results; without one it says so
 #   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links, the README's demo
 PYTHON ?= python3
 # Installed first, so that no version range drags in gigabytes of CUDA packages where they are not wanted.
@@ -51,8 +51,9 @@ native: $(VENV)/.native
 
 gpu: $(VENV)/.dev
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		$(BIN)/python -m pytest -m gpu $(ARGS) && $(BIN)/python benchmarks/aggregate.py --device cuda --write; \
-	else echo "PyTorch sees no GPU on this machine, so that nothing was run and benchmarks/results/gpu.md stays as it is"; fi
+		$(BIN)/python -m pytest -m gpu $(ARGS) && $(BIN)/python benchmarks/aggregate.py --device cuda --write && \
+		$(BIN)/python benchmarks/grouped.py --device cuda --clients 20 100 500 --write; \
+	else echo "PyTorch sees no GPU on this machine, so that nothing was run and the pages of benchmarks/results stay as they are"; fi
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -38,6 +38,7 @@ from subfleet.trainers.torch import TorchTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 CLASSES, PLANNED_BYTES = 4, 10**6
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 
 
 class Mixed(nn.Module):
@@ -106,7 +107,7 @@ def decode(content: bytes) -> dict[str, npt.NDArray[np.float64]]:
     return {name: np.asarray(array, np.float64) for name, array in decode_arrays(content).items()}
 
 
-def make_bench(folder: Path, name: str, counts: Sequence[int]) -> Bench:
+def make_bench(folder: Path, name: str, counts: Sequence[int], device: str = "cpu") -> Bench:
     make_model, settings = CASES[name]
     model = make_model()
     network = network_of(model)
@@ -128,13 +129,14 @@ def make_bench(folder: Path, name: str, counts: Sequence[int]) -> Bench:
         )
         for index in range(len(counts))
     ]
-    groups = Groups({request.program_id: request}, host, torch.device("cpu"), lambda: False)
+    groups = Groups({request.program_id: request}, host, torch.device(device), lambda: False)
     return Bench(jobs=jobs, groups=groups, host=host, request=request)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
-def test_together_each_learns_what_it_learns_alone(name: str, tmp_path: Path) -> None:
-    bench = make_bench(tmp_path, name, (5, 12, 9))
+def test_together_each_learns_what_it_learns_alone(name: str, device: str, tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, name, (5, 12, 9), device)
     alone = TorchTrainer(host=bench.host)
     for index in range(3):
         bench.groups.expect(bench.known(index))
