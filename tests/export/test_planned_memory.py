@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 BATCH, SIDE = 16, 28
 LOWEST, HIGHEST = 0.95, 1.10
 COUNTING_BYTES = 200_000
+DTYPES = {"F32": np.float32, "I64": np.int64}
 MAPPED_BYTES = 2_000_000
 """Pages of libraries that a first step maps; a small fraction of training, but possibly most of an evaluation."""
 TRAIN = """
@@ -159,6 +160,19 @@ def test_the_plan_of_a_program_that_runs_alone_has_room_for_gaps_in_the_heap(tar
     planned = write_program(step, target=target, program_id="memory").manifest.memory
     gaps_bytes = fraction * counted.peak_bytes
     assert gaps_bytes <= planned.peak_bytes - counted.peak_bytes < gaps_bytes + 2 * COUNTING_BYTES
+
+
+def test_a_plan_does_not_depend_on_other_programs_of_the_process() -> None:
+    """XNNPACK's workspace, which the programs of a process share, is already there for the second one."""
+    native = pytest.importorskip("subfleet_executorch", reason="other bindings have no workspace for a program alone")
+    program = write_module("wide", "executorch")
+    infos = (program.manifest.inputs, program.manifest.outputs)
+    arrays = [[np.zeros(info.shape, DTYPES[info.dtype]) for info in values] for values in infos]
+    other = native.Program(bytes(program.body)).load_method()
+    other.execute(*arrays)
+    planned = write_program(step_of("wide"), target="executorch", program_id="memory").manifest.memory
+    assert abs(planned.activation_bytes - program.manifest.memory.activation_bytes) < COUNTING_BYTES
+    assert planned.activation_bytes > 18_000_000
 
 
 class Block(nn.Module):

@@ -130,10 +130,11 @@ std::unique_ptr<subfleet::Method> load_method(
     const BoundProgram& program,
     const std::string& name,
     std::optional<size_t> limit,
-    std::shared_ptr<subfleet::Arena> arena) {
+    std::shared_ptr<subfleet::Arena> arena,
+    bool own_workspace) {
   const nb::gil_scoped_release released;
   return std::make_unique<subfleet::Method>(
-      program.get(), name, limit.value_or(std::numeric_limits<size_t>::max()), std::move(arena));
+      program.get(), name, limit.value_or(std::numeric_limits<size_t>::max()), std::move(arena), own_workspace);
 }
 
 void release(subfleet::Arena& arena) {
@@ -211,6 +212,7 @@ NB_MODULE(_native, module) {
           nb::kw_only(),
           "memory_limit_bytes"_a = nb::none(),
           "arena"_a = nb::none(),
+          "own_workspace"_a = false,
           nb::keep_alive<0, 1>());
 
   module.def("thread_count", &subfleet::thread_count);

@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include <executorch/runtime/backend/backend_options_map.h>
+#include <executorch/runtime/backend/options.h>
 #include <executorch/runtime/kernel/kernel_runtime_context.h>
 
 #include <unistd.h>
@@ -21,6 +23,9 @@ using executorch::runtime::Tag;
 constexpr size_t kAlignment = 16;
 // Where one planned buffer of a method begins behind another.
 constexpr size_t kArenaAlignment = 64;
+
+// XNNPACK's mode in which the delegates of one method share a workspace, and no others.
+constexpr int kSharedWithinMethod = 1;
 
 // NumPy's names; nullptr where there is none.
 const char* dtype_name(ScalarType type) {
@@ -166,7 +171,11 @@ std::vector<std::string> Program::method_names() const {
 }
 
 Method::Method(
-    const Program& program, const std::string& name, size_t memory_limit_bytes, std::shared_ptr<Arena> arena)
+    const Program& program,
+    const std::string& name,
+    size_t memory_limit_bytes,
+    std::shared_ptr<Arena> arena,
+    bool own_workspace)
     : shared_(std::move(arena)), structures_(reinterpret_cast<const void*>(&unset_kernel)) {
   refuse_if_broken();
   const Guard guard;
@@ -177,7 +186,13 @@ Method::Method(
   planned_ = std::make_unique<executorch::runtime::HierarchicalAllocator>(
       executorch::runtime::Span<executorch::runtime::Span<uint8_t>>(spans_.data(), spans_.size()));
   memory_ = std::make_unique<executorch::runtime::MemoryManager>(&structures_, planned_.get(), &scratch_);
-  auto loaded = program.program_->load_method(name.c_str(), memory_.get());
+  executorch::runtime::BackendOptions<1> options;
+  executorch::runtime::LoadBackendOptionsMap options_by_backend;
+  if (own_workspace) {
+    guard.check(options.set_option("workspace_sharing_mode", kSharedWithinMethod), "an option was refused");
+    guard.check(options_by_backend.set_options("XnnpackBackend", options.view()), "an option was refused");
+  }
+  auto loaded = program.program_->load_method(name.c_str(), memory_.get(), nullptr, nullptr, &options_by_backend);
   if (!loaded.ok() && structures_.refused()) {
     throw std::bad_alloc();
   }

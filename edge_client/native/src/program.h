@@ -55,8 +55,14 @@ class Program {
 class Method {
  public:
   // Takes the memory that was planned for the method, where that is no more than the limit; where an arena is given, it
-  // lies in that. The program must outlive it. Throws Failure, or std::bad_alloc where the system has no memory.
-  Method(const Program& program, const std::string& name, size_t memory_limit_bytes, std::shared_ptr<Arena> arena);
+  // lies in that. XNNPACK keeps one workspace for all methods of a process, as large as the largest needs, unless a
+  // method has its own. The program must outlive it. Throws Failure, or std::bad_alloc where the system has no memory.
+  Method(
+      const Program& program,
+      const std::string& name,
+      size_t memory_limit_bytes,
+      std::shared_ptr<Arena> arena,
+      bool own_workspace);
 
   // Runs once. Inputs are read where they are; outputs are written where they shall be. Both have exactly the sizes of
   // `inputs` and `outputs`, and no output overlaps anything else. Calls wait for each other. Throws like the constructor.

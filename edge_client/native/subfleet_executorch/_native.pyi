@@ -107,7 +107,12 @@ class Program:
     @property
     def method_names(self) -> tuple[str, ...]: ...
     def load_method(
-        self, name: str = "forward", *, memory_limit_bytes: int | None = None, arena: Arena | None = None
+        self,
+        name: str = "forward",
+        *,
+        memory_limit_bytes: int | None = None,
+        arena: Arena | None = None,
+        own_workspace: bool = False,
     ) -> Method:
         """Take the memory that is planned for a method and make it ready.
 
@@ -115,6 +120,8 @@ class Program:
             name: of the method.
             memory_limit_bytes: the most that its arenas may take together; checked before any is taken.
             arena: where they lie; methods of one arena wait for each other. None gives it memory of its own.
+            own_workspace: whether XNNPACK takes a workspace for this method alone. Otherwise all methods of the process
+                share one, which is as large as the largest of them needs.
 
         Raises:
             ExecutorchError: there is no such method, an operator or a backend is missing, or the plan is beyond the
