@@ -38,6 +38,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family, Network
 from subfleet.export.estimation.model import EstimateModel
+from subfleet.export.memory.step_bytes import add_gaps
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets import find_target
 from subfleet.export.targets.torch import plan_torch
@@ -137,7 +138,7 @@ def plan_exact_bytes(case: Case, architecture: Architecture) -> int:
     if name == "torch":
         return plan_torch(step, trace(step, {})).peak_bytes
     target = find_target(name)
-    return target.write_training(trace(step, target.lowerings), step).memory.peak_bytes
+    return add_gaps(target.write_training(trace(step, target.lowerings), step).memory, name).peak_bytes
 
 
 def read_plans(path: Path | None) -> dict[tuple[Case, int], Plan]:

@@ -177,7 +177,7 @@ def test_bytes_that_are_no_estimates_are_refused() -> None:
     for name in arrays:
         with pytest.raises(ProtocolError):
             MemoryEstimates.unpack(encode_arrays({key: value for key, value in arrays.items() if key != name}))
-    for name in ("powers", "held", "peaks", "blocks", "least", "parts", "line"):
+    for name in ("powers", "held", "peaks", "blocks", "least", "parts", "lines"):
         with pytest.raises(ProtocolError):
             MemoryEstimates.unpack(encode_arrays({**arrays, name: arrays[name][..., :-1]}))
     with pytest.raises(ProtocolError):

@@ -81,8 +81,7 @@ def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstim
         held=bytes_per_parameter * np.array([tensors[column] for column in range(len(sizes))], dtype=np.float64),
         peaks=np.zeros((0, len(sizes))),
         parts=(),
-        factor=1.0,
-        base_bytes=1000.0,
+        lines=np.array([[1.0, 1000.0]]),
     )
 
 

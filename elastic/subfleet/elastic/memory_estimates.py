@@ -23,16 +23,14 @@ class MemoryEstimates:
         held: how often each size is held throughout, (columns,).
         peaks: how often each size is in use at moments that may be the peak of a memory, (moments, columns).
         parts: number of moments of each memory, in order; the memories add up, (memories,).
-        factor: memory that the runtime takes for a byte of the peaks.
-        base_bytes: memory that every submodel takes.
+        lines: factors and constants, (lines, 2). The runtime takes the smallest of their results for the peaks.
     """
 
     columns: SizeColumns
     held: Floats
     peaks: Floats
     parts: tuple[int, ...]
-    factor: float
-    base_bytes: float
+    lines: Floats
 
     def memory_bytes(self, network: Network, architectures: Sequence[Architecture]) -> list[int]:
         """Estimate the planned memory of the programs of submodels; an estimate is not a bound.
@@ -42,7 +40,8 @@ class MemoryEstimates:
             architectures: its submodels; they are not checked.
         """
         sizes = self.columns.of(network, architectures)
-        estimates = self.base_bytes + sizes @ self.held + self.factor * self.measure_peaks(sizes)
+        taken = np.outer(self.measure_peaks(sizes), self.lines[:, 0]) + self.lines[:, 1]
+        estimates = sizes @ self.held + taken.min(axis=1)
         return [int(estimate) for estimate in np.ceil(estimates)]
 
     def measure_peaks(self, sizes: Floats) -> Floats:
@@ -65,7 +64,7 @@ class MemoryEstimates:
                 "held": self.held,
                 "peaks": self.peaks,
                 "parts": np.array(self.parts, dtype=np.int64),
-                "line": np.array([self.factor, self.base_bytes]),
+                "lines": self.lines,
             }
         )
 
@@ -78,8 +77,8 @@ class MemoryEstimates:
         """
         arrays = decode_arrays(content)
         try:
-            floats = {name: np.array(arrays[name], np.float64) for name in ("numbers", "powers", "held", "peaks")}
-            parts, (factor, base_bytes) = np.array(arrays["parts"], np.int64), np.array(arrays["line"], np.float64)
+            floats = {name: np.array(arrays[name], np.float64) for name in ("numbers", "powers", "held", "peaks", "lines")}
+            parts = np.array(arrays["parts"], np.int64)
             columns = SizeColumns(
                 numbers=floats["numbers"],
                 powers=floats["powers"],
@@ -94,11 +93,12 @@ class MemoryEstimates:
             raise ProtocolError(f"cost estimates have columns of shapes {shapes}, but must have {length} each")
         if parts.sum() != len(floats["peaks"]) or (parts < 1).any():
             raise ProtocolError(f"cost estimates have {len(floats['peaks'])} moments in parts {parts.tolist()}")
+        if floats["lines"].shape[1:] != (2,) or not len(floats["lines"]):
+            raise ProtocolError(f"cost estimates have lines of shape {floats['lines'].shape}, but must have (lines, 2)")
         return cls(
             columns=columns,
             held=floats["held"],
             peaks=floats["peaks"],
             parts=tuple(int(part) for part in parts),
-            factor=float(factor),
-            base_bytes=float(base_bytes),
+            lines=floats["lines"],
         )

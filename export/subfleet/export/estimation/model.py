@@ -21,7 +21,7 @@ from subfleet.export.estimation.target_programs import (
     torch_program,
 )
 from subfleet.export.memory.blocks import blocks_of
-from subfleet.export.memory.step_bytes import value_bytes
+from subfleet.export.memory.step_bytes import COUNTED_STEP_BYTES, GAPS, value_bytes
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps.step import Step
@@ -86,10 +86,8 @@ class EstimateModel:
             held=np.float64(np.bincount([*linear], [*linear.values()], len(self._sizes))),
             peaks=np.concatenate([np.zeros((0, len(self._sizes))), *rows_by_memory]),
             parts=tuple(len(column_counts) for column_counts in rows_by_memory),
-            factor=program.passing_factor,
-            base_bytes=float(program.base_bytes),
+            lines=np.array(program.lines) + [0, program.base_bytes],
         )
-        self.estimates = estimates
         if program.measure_arena is not None:
             few, blocks = samples[:_FILLED], [(name, self._column(*kind), up) for name, kind, up in events_by_memory[0]]
             runs = (
@@ -97,9 +95,9 @@ class EstimateModel:
             )
             taken = np.array([program.measure_arena(run) for run in runs])
             rows = np.column_stack([estimates.measure_peaks(few), np.ones(_FILLED)]) / taken[:, None]
-            factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
-            base_bytes = estimates.base_bytes + float(extra_bytes)
-            self.estimates = replace(estimates, factor=float(factor), base_bytes=base_bytes)
+            line = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
+            estimates = replace(estimates, lines=line[None] + [0, program.base_bytes])
+        self.estimates = _add_gaps(estimates, request.target)
 
     def _column(self, size: int, tensor: int, *, places: Mapping[str, int] = _NOWHERE, least: int = 0) -> int:
         """Return the column of a size of the coded program in the layer of a tensor; -1 for none.
@@ -178,6 +176,16 @@ class EstimateModel:
             if places:
                 columns.append((self._column(size, layer, places=places), (counts - rest) / count))
         return columns
+
+
+def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:
+    """Add what a plan has for gaps in the heap, which is rounded up."""
+    if target not in GAPS:
+        return estimates
+    factor = 1 + GAPS[target]
+    return replace(
+        estimates, held=factor * estimates.held, lines=factor * estimates.lines + [0, COUNTED_STEP_BYTES // 2]
+    )
 
 
 def _tabulate(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:

@@ -140,9 +140,9 @@ PROGRAM_COPIES = 3
 """The program as it was read, its copy where the runtime may read it, and about as much in gaps that loading leaves."""
 BASE_BYTES = 300_000
 """Memory that any training takes on a device, for Python's objects."""
-_GROWING_FRACTION, _FIRST_GROWING_BYTES, _LATER_GROWING_FRACTION = 1 / 8, 1_050_000, 1 / 100
-"""What XNNPACK's workspace takes besides while it grows a little in the first step: an eighth of it up to that size,
-and a hundredth of it. Measured: up to 2.5 MB of 100 MB."""
+GROWTH_LINES = ((1 + 1 / 8 + 1 / 100, 0), (1 + 1 / 100, 1_050_000))
+"""XNNPACK's workspace with what it takes besides while it grows a little in the first step, as factors and constants:
+an eighth of it up to that size, and a hundredth of it. Measured: up to 2.5 MB of 100 MB."""
 _GROWING_BYTES = 1_000_000
 """Larger growth is measured, not counted, and rounded to multiples of this: the kernel's figures vary by half of it."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
@@ -173,8 +173,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
         growth = HeapGrowth(load_bytes=structures + own_bytes, step_bytes=0, scratch_bytes=0)
     growing_bytes = max(round(growth.passing_bytes / _GROWING_BYTES) - 1, 0) * _GROWING_BYTES
-    growing_bytes += min(int(_GROWING_FRACTION * growth.step_bytes), _FIRST_GROWING_BYTES)
-    growing_bytes += int(_LATER_GROWING_FRACTION * growth.step_bytes)
+    growing_bytes += int(min(factor * growth.step_bytes + more for factor, more in GROWTH_LINES)) - growth.step_bytes
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),

@@ -15,20 +15,20 @@ _WEIGHTS: frozenset[Role] = _READ | {"anchor"}
 _OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
 
 
-_GAPS: Mapping[str, float] = MappingProxyType({"onnx": 0.02, "executorch": 0.0275})
+GAPS: Mapping[str, float] = MappingProxyType({"onnx": 0.02, "executorch": 0.0275})
 """Fractions of the rest of a plan. Measured: 0 to 1.4 % with ONNX Runtime, 0.1 to 2.6 % with ExecuTorch."""
-_COUNTED_STEP_BYTES = 2**16
+COUNTED_STEP_BYTES = 2**16
 """A runtime's objects vary by some kilobytes from one load to the next."""
 
 
 def round_up_count(found_bytes: int) -> int:
     """Round a counted size up, so that a program's plan is nearly always the same."""
-    return -(-found_bytes // _COUNTED_STEP_BYTES) * _COUNTED_STEP_BYTES
+    return -(-found_bytes // COUNTED_STEP_BYTES) * COUNTED_STEP_BYTES
 
 
 def add_gaps(plan: MemoryPlan, target: str) -> MemoryPlan:
     """Add the gaps between blocks of the C library's heap to the plan of a program that runs alone."""
-    gaps_bytes = round(_GAPS.get(target, 0.0) * plan.peak_bytes)
+    gaps_bytes = round(GAPS.get(target, 0.0) * plan.peak_bytes)
     return replace(plan, runtime_bytes=plan.runtime_bytes + round_up_count(gaps_bytes))
 
 
