@@ -77,7 +77,9 @@ class MemoryEstimates:
         """
         arrays = decode_arrays(content)
         try:
-            floats = {name: np.array(arrays[name], np.float64) for name in ("numbers", "powers", "held", "peaks", "lines")}
+            floats = {
+                name: np.array(arrays[name], np.float64) for name in ("numbers", "powers", "held", "peaks", "lines")
+            }
             parts = np.array(arrays["parts"], np.int64)
             columns = SizeColumns(
                 numbers=floats["numbers"],

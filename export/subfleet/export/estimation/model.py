@@ -86,7 +86,7 @@ class EstimateModel:
             held=np.float64(np.bincount([*linear], [*linear.values()], len(self._sizes))),
             peaks=np.concatenate([np.zeros((0, len(self._sizes))), *rows_by_memory]),
             parts=tuple(len(column_counts) for column_counts in rows_by_memory),
-            lines=np.array(program.lines) + [0, program.base_bytes],
+            lines=np.array(program.lines) + np.array([0, program.base_bytes]),
         )
         if program.measure_arena is not None:
             few, blocks = samples[:_FILLED], [(name, self._column(*kind), up) for name, kind, up in events_by_memory[0]]
@@ -96,23 +96,31 @@ class EstimateModel:
             taken = np.array([program.measure_arena(run) for run in runs])
             rows = np.column_stack([estimates.measure_peaks(few), np.ones(_FILLED)]) / taken[:, None]
             line = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
-            estimates = replace(estimates, lines=line[None] + [0, program.base_bytes])
+            estimates = replace(estimates, lines=line[None] + np.array([0, program.base_bytes]))
         self.estimates = _add_gaps(estimates, request.target)
 
-    def _column(self, size: int, tensor: int, *, places: Mapping[str, int] = _NOWHERE, least: int = 0) -> int:
+    def _column(
+        self,
+        size: int,
+        tensor: int,
+        *,
+        places: Mapping[str, int] = _NOWHERE,
+        wide: slice = slice(0),
+        least: int = 0,
+    ) -> int:
         """Return the column of a size of the coded program in the layer of a tensor; -1 for none.
 
-        The size occurs for each of a kernel's `places`, and in convolutions of `least` channels or more. A size as
-        large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
+        The size occurs for each of a kernel's `places`, and where the `wide` dimensions of the tensor are `least` or
+        more. A size as large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
         """
         decl = self._decls[tensor] if tensor >= 0 else None
         if decl is not None and size == self._coded_bytes[tensor]:
             places, count = self._kernel_of(tensor)
             size //= count
         number, powers = self._coding.decode(size, tensor)
-        cut = [axis for axis in self._coding.primes if least and decl is not None and axis in decl.axes[:2]]
+        cut = [axis for axis in self._coding.primes if decl is not None and axis in decl.axes[wide]]
         block = None if decl is None else decl.part
-        return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least)
+        return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least if cut else 0)
 
     def _count_held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
         """Return what the caller holds: weights, states, inputs and outputs, and the runtime's objects for each."""
@@ -139,11 +147,12 @@ class EstimateModel:
             shape = self._decls[layer].shape if layer >= 0 else ()
             fixed_bytes = min(program.kernel_bytes, object_bytes) if count > 1 else 0
             is_wide = shape[2:] == (3, 3) and shape[1] > 1  # not channel by channel
-            wide_bytes = max(object_bytes - fixed_bytes - program.narrow_bytes, 0) if is_wide else 0
-            if wide_bytes:
-                objects[self._column(1, layer, places=places, least=program.narrow_channels)] += wide_bytes // count
+            rest_bytes = object_bytes - fixed_bytes
+            ends = [0, *(min(end, rest_bytes) for end in program.narrow_bytes if is_wide), rest_bytes]
+            fewest = zip((slice(0), slice(1, 2), slice(2)), (0, *program.narrow_channels), strict=True)
+            for begin, end, (wide, least) in zip(ends, ends[1:], fewest, strict=False):
+                objects[self._column(1, layer, places=places, wide=wide, least=least)] += (end - begin) // count
             objects[self._column(1, layer)] += fixed_bytes
-            objects[self._column(1, layer, places=places)] += (object_bytes - fixed_bytes - wide_bytes) // count
         return objects
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:
@@ -184,7 +193,7 @@ def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:
         return estimates
     factor = 1 + GAPS[target]
     return replace(
-        estimates, held=factor * estimates.held, lines=factor * estimates.lines + [0, COUNTED_STEP_BYTES // 2]
+        estimates, held=factor * estimates.held, lines=factor * estimates.lines + np.array([0, COUNTED_STEP_BYTES // 2])
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from subfleet.export.layouts import settle_layouts
+from subfleet.export.lowerings.taps import MOST_COLUMNS
 from subfleet.export.lowerings.winograd import FEWEST_CHANNELS
 from subfleet.export.memory.blocks import BlockRequest, KernelCall, calls_of, size_bytes_of
 from subfleet.export.memory.executorch_plan import BASE_BYTES, GROWTH_LINES, PROGRAM_COPIES
@@ -45,7 +46,8 @@ class TracedProgram:
         held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
         unrolls: whether a convolution is a product for each position of its kernel.
         kernel_bytes: what is held for the calls of such a convolution beside those of its positions.
-        narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer than `narrow_channels`.
+        narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer inputs than the first of
+            `narrow_channels`, and with fewer inputs or outputs than the second.
         narrow_channels: see `narrow_bytes`.
     """
 
@@ -58,8 +60,8 @@ class TracedProgram:
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
     kernel_bytes: int = 0
-    narrow_bytes: int = _NONE
-    narrow_channels: int = 0
+    narrow_bytes: tuple[int, int] = (_NONE, _NONE)
+    narrow_channels: tuple[int, int] = (0, 0)
 
 
 def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[int]:
@@ -126,8 +128,9 @@ _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _BORDER_BYTES, _METHOD_BYTES = 3_150, 
 nodes that concatenates nothing, for each tensor that is concatenated, for each that a region reads or gives, and for
 any program. Over 36 submodels of 12 networks they give 0.99 to 1.013 of what was counted. A kernel of the runtime's own
 takes next to nothing."""
-_PLAIN_BYTES = 255_000
-"""For the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Counted: 250 to 270 kB."""
+_PLAIN_BYTES = (255_000, 440_000)
+"""For the calls of a 3x3 convolution with so few inputs that its taps are laid side by side, and with too few channels
+for Winograd's algorithm. Counted: 250 to 260 kB, and 437 to 454 kB."""
 _KERNEL_BYTES = 66_000
 """Measured where a kernel of one position remains of 25: 60 to 80 kB."""
 _HOLES, _SCRATCH_BYTES = 1.05, 30_000
@@ -162,7 +165,7 @@ def executorch_program(step: Step) -> TracedProgram:
         unrolls=True,
         kernel_bytes=_KERNEL_BYTES,
         narrow_bytes=_PLAIN_BYTES,
-        narrow_channels=FEWEST_CHANNELS,
+        narrow_channels=(MOST_COLUMNS // 9 + 1, FEWEST_CHANNELS),
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-_MOST_COLUMNS = 48
+MOST_COLUMNS = 48
 """Up to this many numbers under a kernel, all taps are laid side by side: products of a few channels are slow."""
 _SUM_LENGTH = 2048
 """Products over more positions are split into groups of samples: more exact, and the parts stay in the cache."""
@@ -124,7 +124,7 @@ def _columns(x_nhwc: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
 
 
 def _few_channels(at: Taps, depth_in: int) -> bool:
-    return at.groups == 1 and math.prod(at.kernel) > 1 and math.prod(at.kernel) * depth_in <= _MOST_COLUMNS
+    return at.groups == 1 and math.prod(at.kernel) > 1 and math.prod(at.kernel) * depth_in <= MOST_COLUMNS
 
 
 def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
