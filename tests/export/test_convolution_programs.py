@@ -26,6 +26,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
         (6, 2, 3, 2),
         {"stride": (2, 3), "padding": (1, 2), "dilation": (2, 1), "groups": 2},
     ),
+    "dilation along rows": (functional.conv2d, (2, 4, 11, 12), (6, 2, 3, 3), {"dilation": (1, 2), "groups": 2}),
+    "stride along rows": (functional.conv2d, (2, 3, 10, 13), (4, 3, 3, 3), {"stride": (1, 3), "padding": 1}),
     "one place of the kernel": (functional.conv2d, (2, 5, 9, 9), (4, 5, 1, 1), {}),
     "one place, stride": (functional.conv2d, (2, 5, 9, 10), (4, 5, 1, 1), {"stride": 2}),
     "few places": (functional.conv2d, (3, 6, 2, 2), (5, 6, 3, 3), {"padding": 1}),
@@ -91,6 +93,12 @@ def test_a_large_depthwise_kernel_takes_no_matrix_of_all_places(name: str) -> No
     step, _, _ = make_step(name)
     sizes = [node.meta["val"].numel() for node in trace(step, OnnxTarget.lowerings).graph.nodes if "val" in node.meta]
     assert max(sizes) < (12 * 12) ** 2
+
+
+def test_the_weight_gradient_copies_rows_of_all_channels() -> None:
+    step, _, _ = make_step("few channels")
+    nodes = [node for node in trace(step, OnnxTarget.lowerings).graph.nodes if "convolution" in str(node.target)]
+    assert [node.args[0].meta["val"].shape for node in nodes][-1] == (1, 2, 11, 11 * 3)
 
 
 def _values(prefix: str, tensors: tuple[Tensor, ...]) -> tuple[ValueInfo, ...]:

@@ -5,10 +5,12 @@ the forms decide between them.
 
 The gradient of the weights is a convolution of the input with the output's gradient as the kernel, which contracts
 samples and positions. A runtime computes it as a product of matrices, as fast as the forward's if its columns are many
-and contiguous in memory. So samples take the place of channels, and channels become one more dimension, the last: the
-product has (K * C) columns, where swapping samples and channels would leave C products of K columns each (2 to 3 times
-slower with ONNX Runtime). In `benchmarks/results/train-step.md` it wins the rows "weight gradient 3x3, 64 channels
-32x32", "512 channels 4x4" and "16 channels 32x32".
+and contiguous in memory. So samples take the place of channels, and channels are laid out last, behind the positions:
+the product has (K * C) columns, where swapping samples and channels would leave C products of K columns each (2 to 3
+times slower with ONNX Runtime). The last dimension and the channels are one dimension, in which a position is as far
+from the next as there are channels: a runtime then copies all that a row of the kernel sees at once. In
+`benchmarks/results/train-step.md` it wins the rows "weight gradient 3x3, 64 channels 32x32", "512 channels 4x4",
+"16 channels 32x32", and the table "Few channels".
 
 Shapes: as in `convolution_geometry`.
 """
@@ -128,10 +130,16 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     ends = zip(at.measure_extent(kernel, places), sizes, at.padding, strict=True)
     after = [seen - size - padding for seen, size, padding in ends]
     x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
-    g_onp1 = gradient.transpose(0, 1).unsqueeze(-1)
+    g_onp = gradient.transpose(0, 1)
     # The forward's stride spreads the gradient, so it becomes the dilation, and vice versa.
-    d_okc = convolve(x, g_onp1, stride=[*at.dilation, 1], dilation=[*at.stride, 1], groups=at.groups)
-    return d_okc.squeeze(0).permute(0, dims + 1, *range(1, dims + 1)).reshape(outputs, depth, *kernel)
+    if at.dilation[-1] == 1:
+        spread = [*at.stride[:-1], at.stride[-1] * depth]
+        d_okc = convolve(x.flatten(-2), g_onp, stride=at.dilation, dilation=spread, groups=at.groups)
+    else:
+        # Kernel positions that are apart leave gaps in a row.
+        stride, spread = [*at.dilation, 1], [*at.stride, 1]
+        d_okc = convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
+    return d_okc.reshape(outputs, -1, depth).transpose(1, 2).reshape(outputs, depth, *kernel)
 
 
 def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
