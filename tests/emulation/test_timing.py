@@ -109,6 +109,10 @@ def with_pace(device: EmulatedDevice, macs_per_s: float) -> EmulatedDevice:
     return replace(device, profile=replace(device.profile, macs_per_s=macs_per_s))
 
 
+def with_power(device: EmulatedDevice, training_watts: float) -> EmulatedDevice:
+    return replace(device, profile=replace(device.profile, training_watts=training_watts))
+
+
 def statuses(result: BatchResult) -> list[dict[str, str]]:
     return [{row.client_id: row.status for row in record.clients} for record in result.rounds]
 
@@ -136,7 +140,7 @@ def test_who_is_late_follows_from_links_and_not_from_the_order_of_the_file(expor
 def test_training_takes_what_the_pace_says(exports: ExportPool) -> None:
     fast, slow = with_pace(client("ada", 0, LARGE_BYTES), 1e9), with_pace(client("bob", 1, LARGE_BYTES), 2e6)
     stuck = with_pace(client("cyd", 2, LARGE_BYTES), 1e3)
-    result = run_batch(race(fast, slow, stuck), exports)
+    result = run_batch(race(with_power(fast, 4.0), slow, stuck), exports)
     for record in result.rounds:
         rows = {row.client_id: row for row in record.clients}
         links_s = [8 * rows[name].bytes_down / 1e7 + 8 * rows[name].bytes_up / 1e6 for name in ("ada", "bob")]
@@ -146,5 +150,7 @@ def test_training_takes_what_the_pace_says(exports: ExportPool) -> None:
         assert [rows[name].took_s for name in ("ada", "bob")] == pytest.approx(
             [a + b for a, b in zip(links_s, steps_s, strict=True)]
         )
+        assert rows["ada"].training_joules == pytest.approx(4.0 * steps_s[0])
+        assert rows["bob"].training_joules is None, "its profile does not say what it takes"
         assert steps_s[1] > 1.0 > steps_s[0], "the paces make the difference"
         assert rows["cyd"].status.startswith("refused: compute"), "it would need an hour"

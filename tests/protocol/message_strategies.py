@@ -128,6 +128,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "device": _PRINTABLE,
     "operators": st.lists(_PRINTABLE, max_size=3).map(tuple),
     "macs_per_s": st.one_of(st.none(), st.floats(1e-3, 1e18)),
+    "training_watts": st.one_of(st.none(), st.floats(1e-3, 1e4)),
     "runtimes": st.lists(_PRINTABLE, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
     "held_out_count": st.integers(0, MAX_SAMPLES),

@@ -55,6 +55,7 @@ class DeviceProfile:
         memory_total_bytes: of the device; None measures it.
         cores: of the device; None counts them.
         macs_per_s: multiply-accumulates per second in training, above 0; None if unknown, for no limit.
+        training_watts: power that training takes beyond that of an idle device, above 0; None if unknown.
         operators: that its runtimes support, by their names in program manifests, for builds that leave operators out;
             empty assumes all.
         architecture: declared submodel, for methods that use declarations; None declares none.
@@ -74,6 +75,7 @@ class DeviceProfile:
     memory_total_bytes: Positive | None = None
     cores: Positive | None = None
     macs_per_s: PositiveAmount | None = None
+    training_watts: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
     memory_limit: Size | None = None
     disk_limit: Size = field(default="2G", metadata=ADDED_LATER)
     operators: tuple[Annotated[str, Shown], ...] = ()

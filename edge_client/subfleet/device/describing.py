@@ -113,6 +113,7 @@ def make_profile(
         message_id=f"profile.{session_id}",
         operators=profile.operators,
         macs_per_s=profile.macs_per_s,
+        training_watts=profile.training_watts,
         architecture=profile.architecture,
         network=profile.network,
         class_names=summary.class_names,

@@ -149,6 +149,7 @@ class Profile:
         packing_width: number of outputs that its matrix kernels compute at once; None means the usual number.
         held_out_count: number of held-out samples, which are only evaluated on; 0 if there are none.
         inputs: statistics of all values of its samples; None if not reported.
+        training_watts: power that training takes beyond that of an idle device, above 0; None if unknown.
         sizes_differ: its pictures have several sizes, and `input_shape` is the most frequent one.
     """
 
@@ -175,6 +176,7 @@ class Profile:
     network: Annotated[str, Length(most=4096), Printable] = field(default="", metadata=ADDED_LATER)
     inputs: InputStatistics | None = field(default=None, metadata=ADDED_LATER)
     sizes_differ: bool = field(default=False, metadata=ADDED_LATER)
+    training_watts: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ _SECONDS = (0.0, 1e9)
 PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "macs_per_s": (1e3, 1e18),
+        "training_watts": (1e-3, 1e4),
         "memory_total_bytes": _BYTES,
         "memory_free_bytes": _BYTES,
         "max_training_bytes": _BYTES,

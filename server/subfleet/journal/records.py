@@ -42,8 +42,7 @@ class ClientRow:
         update_bytes: of its update as its task's codec writes it, without the container's header; 0 without a task.
         planned_peak_bytes: peak memory planned by the program.
         measured_peak_bytes: peak memory in training as the device measured it; None if not measured.
-        bytes_down: payload bytes published to this client during the round.
-        bytes_up: payload bytes received from it during the round.
+        bytes_down, bytes_up: payload bytes published to this client during the round, and received from it.
         seconds: from the task's arrival on the device to its update; None if not measured.
         loss: mean loss of its last local epoch; None without an update.
         sample_count: number of samples that it claims to have trained on.
@@ -67,8 +66,8 @@ class ClientRow:
         took_s: from sending its task until its update was stored, by the server's clock; None without an update, or if
             not measured.
         expected_training_s: estimated seconds of its training by its reported pace; 0 without a pace or training.
-        expected_downlink_s: the same of the weights to it, by its reported link in this round.
-        expected_uplink_s: the same of the update from it.
+        expected_downlink_s, expected_uplink_s: the same of the weights to it, and of the update from it, by its link.
+        training_joules: energy of its training, by its profile's power; None if unknown.
         staleness: how many versions its update's model was behind the newest; 0 without an update.
     """
 
@@ -111,6 +110,7 @@ class ClientRow:
     disk_budget_bytes: int | None = None
     disk_bytes: int = 0
     staleness: int = field(default=0, metadata=ADDED_LATER)
+    training_joules: float | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def training_macs(self) -> int:
@@ -210,10 +210,7 @@ class RoundRecord:
 
     def without_peaks(self) -> "RoundRecord":
         """The record without measured memory, which means nothing if devices share a process."""
-        rows = (
-            row if row.measured_peak_bytes is None else replace(row, measured_peak_bytes=None) for row in self.clients
-        )
-        return replace(self, clients=tuple(rows))
+        return replace(self, clients=tuple(replace(row, measured_peak_bytes=None) for row in self.clients))
 
     def without_losses(self) -> "RoundRecord":
         """The record without losses of clients, which mean nothing if nothing is trained."""
@@ -221,7 +218,8 @@ class RoundRecord:
 
     def without_measurements(self) -> "RoundRecord":
         """The record without measurements of devices; see `RunResult.without_measurements`."""
-        rows = tuple(replace(row, seconds=None, took_s=None, measured_peak_bytes=None) for row in self.clients)
+        unknown: Any = dict.fromkeys(("seconds", "took_s", "training_joules", "measured_peak_bytes"))
+        rows = tuple(replace(row, **unknown) for row in self.clients)
         return replace(self, seconds=None, clients=rows)
 
     @property

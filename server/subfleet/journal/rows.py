@@ -177,6 +177,7 @@ def _build_client_row(
         uplink_budget_bytes=offer.budget.uplink_bytes,
         disk_budget_bytes=offer.budget.disk_bytes,
         refusals="; ".join(client.refusals),
+        training_joules=_measure_joules(client),
         staleness=0 if client.update is None else compute_staleness(close.round, client),
     )
     if task is not None:
@@ -192,6 +193,12 @@ def _build_client_row(
     preferred = estimate_size(context, close.lineages, client.given.requested.program.size)
     lost = max(0.0, 1 - row.parameters / preferred.parameters)
     return replace(row, requested=preferred.architecture.name, parameters_lost=lost)
+
+
+def _measure_joules(client: ClientState) -> float | None:
+    """The power of its profile for as long as its steps took by its own clock."""
+    watts, update = client.offer.training_watts, client.update
+    return None if watts is None or update is None else watts * update.train_seconds
 
 
 def _estimate_cost(context: RunContext, close: Close, client: ClientState, given: Submodel) -> Candidate:

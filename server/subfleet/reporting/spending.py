@@ -1,13 +1,14 @@
 """What a run has spent by the end of each round, and what it took to reach a value of its headline metric."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 from subfleet.protocol.task_kinds import better
 
-Axis = Literal["rounds", "seconds", "bytes", "macs"]
+Axis = Literal["rounds", "seconds", "bytes", "macs", "joules"]
 """What quality is plotted over."""
 AXES: Mapping[Axis, tuple[str, float, str]] = MappingProxyType(
     {
@@ -15,6 +16,7 @@ AXES: Mapping[Axis, tuple[str, float, str]] = MappingProxyType(
         "seconds": ("seconds", 1, ".4g"),
         "bytes": ("MB moved", 1e6, ".4g"),
         "macs": ("training GMACs", 1e9, ".4g"),
+        "joules": ("training kJ", 1e3, ".4g"),
     }
 )
 """The title, unit and format of each axis."""
@@ -33,6 +35,7 @@ class Spent:
             not measured.
         bytes: moved to and from clients so far.
         macs: multiply-accumulates of training so far.
+        joules: energy of training so far; None if a device that trained does not know its own.
     """
 
     value: float | None
@@ -40,6 +43,7 @@ class Spent:
     seconds: float | None
     bytes: int
     macs: int
+    joules: float | None
 
 
 def sum_spent(rounds: Sequence[Mapping[str, Any]], headline: str) -> Iterator[Spent]:
@@ -50,13 +54,27 @@ def sum_spent(rounds: Sequence[Mapping[str, Any]], headline: str) -> Iterator[Sp
         headline: name of the metric.
     """
     seconds: float | None = 0.0
+    joules: float | None = 0.0
     moved_bytes = macs = 0
     for number, row in enumerate(rounds, start=1):
         own_s = row.get("seconds")
         seconds = None if seconds is None or own_s is None else seconds + own_s
+        own_joules = _sum_known(
+            client.get("training_joules") for client in row["clients"] if client.get("training_macs")
+        )
+        joules = None if joules is None or own_joules is None else joules + own_joules
         moved_bytes += sum(client["bytes_down"] + client["bytes_up"] for client in row["clients"])
         macs += sum(client.get("training_macs", 0) for client in row["clients"])
-        yield Spent(value=row.get(headline), rounds=number, seconds=seconds, bytes=moved_bytes, macs=macs)
+        yield Spent(
+            value=row.get(headline), rounds=number, seconds=seconds, bytes=moved_bytes, macs=macs, joules=joules
+        )
+
+
+def _sum_known(amounts: Iterable[float | None]) -> float | None:
+    """The sum; None if one of them is unknown."""
+    listed = list(amounts)
+    known = [amount for amount in listed if amount is not None]
+    return math.fsum(known) if len(known) == len(listed) else None
 
 
 def find_first(spent: Sequence[Spent], target: float, headline: str) -> Spent | None:

@@ -53,6 +53,7 @@ def build_client(
             runtime=find_runtime(context, profile),
             packing_width=profile.packing_width,
             macs_per_s=profile.macs_per_s,
+            training_watts=profile.training_watts,
             budget=_build_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
             lasting=_build_lasting_budget(context, profile, telemetry),
             memory_free_bytes=telemetry.reading.memory_free_bytes,

@@ -70,6 +70,7 @@ class Offer:
         runtime: the program target that it runs.
         packing_width: the packing width of its kernels.
         macs_per_s: multiply-accumulates per second in training; None is unknown.
+        training_watts: power of its training; None is unknown.
         budget: the most that a task may cost it now.
         lasting: the budget that its replayed log offers for most of its time; None if it reported none.
         memory_free_bytes: free memory as the device reported it.
@@ -85,6 +86,7 @@ class Offer:
     runtime: str = ""
     packing_width: PackingWidth | None = None
     macs_per_s: float | None = None
+    training_watts: float | None = None
     budget: Budget = field(default_factory=lambda: Budget(memory_bytes=0))
     lasting: Budget | None = None
     memory_free_bytes: int | None = None
