@@ -119,3 +119,11 @@ def test_indices_that_an_axis_cannot_keep_are_refused(index_set: IndexSet, reaso
 def test_an_architecture_of_another_network_is_refused(architecture: Architecture, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         network_of(RESNET).shapes(architecture)
+
+
+def test_callers_may_change_the_shapes_that_they_are_given() -> None:
+    network = network_of(MLP)
+    size = network.full_architecture()
+    before = dict(network.shapes(size))
+    network.shapes(size).clear()
+    assert network.shapes(size) == before

@@ -176,3 +176,17 @@ def test_a_manifest_without_an_id_is_refused() -> None:
         metadata = {"manifest": manifest, "sha256": hashlib.sha256(b"\x08").hexdigest()}
         with pytest.raises(ProtocolError, match="must have a program_id"):
             program_id_of(encode_container([body], metadata))
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+def test_containers_with_the_same_header_have_their_own_values(count: int) -> None:
+    def make(value: int) -> bytes:
+        return encode_container(
+            Tensor(name=f"t{n}", dtype="U8", shape=(2,), data=bytes([value, n % 7])) for n in range(count)
+        )
+
+    first, second = decode_container(make(1)), decode_container(make(2))
+    for value, container in ((1, first), (2, second)):
+        assert {name: bytes(tensor.data) for name, tensor in container.tensors.items()} == {
+            f"t{n}": bytes([value, n % 7]) for n in range(count)
+        }

@@ -1,3 +1,4 @@
+import errno
 import itertools
 import os
 import stat
@@ -36,11 +37,39 @@ def test_a_file_is_copied(tmp_path: Path) -> None:
     assert _files(tmp_path / "store") == {ref.sha256}
 
 
+def test_a_file_is_moved(tmp_path: Path) -> None:
+    source, store = tmp_path / "source", BlobStore(tmp_path / "store")
+    for _ in range(2):  # the second time, the store has it already
+        source.write_bytes(b"abc" * 700_000)
+        ref = store.take_file(source)
+        assert ref == BlobRef.of(b"abc" * 700_000) == BlobRef.of(store.path(ref).read_bytes())
+        assert _files(tmp_path / "store") == {ref.sha256}
+        source.unlink(missing_ok=True)
+
+
+def test_a_file_of_another_file_system_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, store = tmp_path / "source", BlobStore(tmp_path / "store")
+    source.write_bytes(b"content")
+    replace = Path.replace
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == source:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    ref = store.take_file(source)
+    assert store.path(ref).read_bytes() == b"content"
+    assert _files(tmp_path / "store") == {ref.sha256}
+
+
 @pytest.mark.parametrize(("name", "words"), [("absent", "cannot be read"), ("empty", "is empty")])
 def test_a_file_that_cannot_be_a_blob_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "empty").touch()
-    with pytest.raises(FileError, match=words):
-        BlobStore(tmp_path / "store").add_file(tmp_path / name)
+    store = BlobStore(tmp_path / "store")
+    for write in (store.add_file, store.take_file):
+        with pytest.raises(FileError, match=words):
+            write(tmp_path / name)
 
 
 def test_an_absent_blob_is_reported_as_absent(tmp_path: Path) -> None:
@@ -167,7 +196,11 @@ def test_pinned_blobs_stay_and_what_does_not_fit_beside_them_is_refused(tmp_path
     assert [store.has(ref) for ref in (first, second, third)] == [True, False, True]
     source = tmp_path / "source"
     source.write_bytes(b"4" * 7)
-    for write in (lambda: store.add_file(source), lambda: store.partial(BlobRef.of(b"5" * 7))):
+    for write in (
+        lambda: store.add_file(source),
+        lambda: store.take_file(source),
+        lambda: store.partial(BlobRef.of(b"5" * 7)),
+    ):
         with pytest.raises(NoRoomError, match="and 4 of them are in use"):
             write()
     store.pin(set())

@@ -185,6 +185,12 @@ class AgentState:
     busy_at_s: float = 0.0
 
     @property
+    def durable(self) -> tuple[object, ...]:
+        """Everything that `saved` follows from; compared sooner than it is made."""
+        task = None if self.current is None else self.current.task
+        return (self.round, task, self.pending, self.done, self.programs, self.frozen, self.survival)
+
+    @property
     def saved(self) -> Saved:
         """The part that outlives the process."""
         messages = [entry.message for entry in self.pending]

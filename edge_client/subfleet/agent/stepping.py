@@ -91,6 +91,8 @@ def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float)
     after, actions = _handle(settings, state, event, now_s)
     after, more = advance(after)
     actions += more
+    if state.durable == after.durable:
+        return after, actions
     before_saved, saved = state.saved, after.saved
     if before_saved != saved:
         # An ack or the end of a task frees blobs; they are removed only after the saved state no longer names them.
@@ -233,6 +235,8 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
 
 def _settle(state: AgentState, done: Callable[[Telemetry | Answer], bool]) -> Step:
     settled = [entry for entry in state.pending if done(entry.message)]
+    if not settled:
+        return state, ()
     state = replace(state, pending=tuple(entry for entry in state.pending if entry not in settled))
     return state, tuple(Settle(message_id=entry.message.message_id) for entry in settled)
 
@@ -271,6 +275,8 @@ def _answer_announcement(settings: AgentSettings, state: AgentState, message: Te
 
 def _limit_offer(survival: Survival, event: Measured) -> Measured:
     """Limit a measurement to the budget that the device offers."""
+    if survival.ceiling is None:
+        return event
     low = event.log_low
     if low is not None:
         low = replace(low, memory_budget_bytes=survival.limit_budget(low.memory_budget_bytes))

@@ -60,7 +60,7 @@ def advance(state: AgentState) -> Step:
             current = replace(current, stage="measuring")
             log_time_s = state.round.log_time_s if state.round is not None else None
             actions += (MeasureForTask(task_id=current.task.task_id, log_time_s=log_time_s),)
-    return replace(state, current=current), actions
+    return (state if current is state.current else replace(state, current=current)), actions
 
 
 def on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s: float) -> Step:

@@ -65,8 +65,8 @@ Outcome = TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed
 class Store(Protocol):
     """Where outputs are stored; `BlobStore` is the real one."""
 
-    def add_file(self, path: Path) -> BlobRef:
-        """Add the content of a file; see `BlobStore.add_file`."""
+    def take_file(self, path: Path) -> BlobRef:
+        """Move a file into the store; see `BlobStore.take_file`."""
         ...
 
 
@@ -75,7 +75,7 @@ def store_output(outcome: Outcome | TrainingEnded, blobs: Store) -> Ended:
     if not isinstance(outcome, TrainingOutput):
         return outcome
     try:
-        blob = blobs.add_file(outcome.output_path)
+        blob = blobs.take_file(outcome.output_path)
     except FileError as error:
         return WorkFailed(task_id=outcome.task_id, reason="disk", detail=str(error))
     except ProtocolError as error:

@@ -139,6 +139,7 @@ class _OnnxPrograms:
         check_values("outputs", manifest.outputs, session.get_outputs())
         last_run = self._module.RunOptions()
         last_run.add_run_config_entry(GIVE_BACK, "cpu:0" if self._provider == "cpu" else "cpu:0;gpu:0")
+        last_run.add_run_config_entry("gpu_graph_id", "0")  # its default; without it each run costs a C++ exception
         results = [(value.name, value.shape, numpy_dtype(value.dtype)) for value in manifest.outputs]
 
         def run(operands: Operands, fed: Mapping[str, Value], *, last: bool = False) -> Mapping[str, Value]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, starmap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -310,12 +311,7 @@ class Network:
         Raises:
             ConfigError: the architecture names what this network lacks, or splits a group.
         """
-        sizes, parts = self.sizes(architecture), self.parts_of(architecture)
-        return {
-            decl.name: decl.local_shape(sizes)
-            for decl in self.tensors.values()
-            if decl.part is None or decl.part in parts
-        }
+        return dict(_compute_shapes(self, architecture))
 
     def local(self, architecture: Architecture) -> LocalShapes:
         """The sizes of a submodel.
@@ -352,3 +348,16 @@ class Network:
             ConfigError: the architecture is not a submodel of this network.
         """
         return sum(math.prod(shape) for shape in self.shapes(architecture).values())
+
+
+@lru_cache(maxsize=64)  # server and devices ask for it several times with each task
+def _compute_shapes(network: Network, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """See `Network.shapes`."""
+    sizes, parts = network.sizes(architecture), network.parts_of(architecture)
+    return MappingProxyType(
+        {
+            decl.name: decl.local_shape(sizes)
+            for decl in network.tensors.values()
+            if decl.part is None or decl.part in parts
+        }
+    )

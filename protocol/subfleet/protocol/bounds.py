@@ -21,7 +21,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
@@ -244,7 +244,11 @@ _Test = Callable[[Any], _Verdict]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """The checks of a kind of record: of fields, then of several fields, and last of the whole record."""
+    """The checks of a kind of record: of fields, then of several fields, and last of the whole record.
+
+    Attributes:
+        fields: names of the fields that are checked by themselves or by a rule.
+    """
 
     fields: tuple[str, ...]
     tests: tuple[tuple[str, _Test], ...]
@@ -254,13 +258,14 @@ class _Checks:
 @cache
 def _collect_checks(kind: Any) -> _Checks:
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = tuple(field.name for field in dataclasses.fields(kind))
-    tests = ((name, _make_test(hints[name])) for name in fields)
+    names = [field.name for field in dataclasses.fields(kind)]
+    tests = tuple((name, test) for name in names if (test := _make_test(hints[name])) is not None)
     rules: Rules = getattr(kind, "__rules__", ())
     named = [(rule, tuple(inspect.signature(rule).parameters)) for rule in rules]
+    checked_names = {*(name for name, _ in tests), *chain.from_iterable(parameters for _, parameters in named)}
     return _Checks(
-        fields=fields,
-        tests=tuple((name, test) for name, test in tests if test is not None),
+        fields=tuple(name for name in names if name in checked_names),
+        tests=tests,
         rules=tuple(sorted(named, key=lambda pair: pair[1] == _WHOLE)),
     )
 

@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -100,24 +101,22 @@ def decode_container(buffer: bytes | memoryview, *, max_bytes: int = 2**32) -> C
     view = memoryview(buffer).cast("B")
     if len(view) > max_bytes:
         raise TooLargeError(f"a tensor container is {len(view)} bytes, but must be at most {max_bytes}")
-    header, body = _split(view)
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ProtocolError("the container's __metadata__ must be an object of strings")
-    entries = sorted(((*_read_entry(name, entry), name) for name, entry in header.items()), key=lambda item: item[:2])
+    text, body = _split(view)
+    header = _recall_header(text) if len(text) <= _RECALLED_BYTES else _read_header(text)
     tensors: dict[str, Tensor] = {}
     expected = 0
-    for start, end, dtype, shape, name in entries:
+    for start, end, dtype, shape, name in header.entries:
         if start != expected or end > len(body):
             raise ProtocolError(f"tensor {name!r:.80} stands at bytes {start} to {end}, but must start at {expected}")
         tensors[name] = Tensor(name=name, dtype=dtype, shape=shape, data=body[start:end])
         expected = end
     if expected != len(body):
         raise ProtocolError(f"the container holds {len(body)} bytes of values, but its header names {expected}")
-    return Container(tensors=MappingProxyType(tensors), metadata=MappingProxyType(metadata))
+    return Container(tensors=MappingProxyType(tensors), metadata=header.metadata)
 
 
-def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+def _split(view: memoryview) -> tuple[bytes, memoryview]:
+    """The bytes of the header, and the values."""
     if len(view) < _LENGTH.size:
         raise ProtocolError(f"a tensor container has {len(view)} bytes, but must have {_LENGTH.size} or more")
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
@@ -125,13 +124,34 @@ def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
         raise TooLargeError(f"the container's header is {length} bytes, but must be at most {MAX_HEADER_BYTES}")
     if _LENGTH.size + length > len(view):
         raise ProtocolError(f"the container is cut off inside its header of {length} bytes")
+    return bytes(view[_LENGTH.size : _LENGTH.size + length]), view[_LENGTH.size + length :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """What a header says, whatever the values: start, end, type, shape and name of each tensor, by position."""
+
+    entries: tuple[tuple[int, int, str, tuple[int, ...], str], ...]
+    metadata: Mapping[str, str]
+
+
+def _read_header(text: bytes) -> _Header:
     try:
-        header = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+        header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the container's header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("the container's header must be a JSON object")
-    return header, view[_LENGTH.size + length :]
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ProtocolError("the container's __metadata__ must be an object of strings")
+    entries = sorted(((*_read_entry(name, entry), name) for name, entry in header.items()), key=lambda item: item[:2])
+    return _Header(entries=tuple(entries), metadata=MappingProxyType(metadata))
+
+
+_RECALLED_BYTES = 2**16
+"""Larger headers are not remembered: a device has little memory, and anybody may send it a large one."""
+_recall_header = lru_cache(maxsize=16)(_read_header)  # all weights and updates of a submodel have the same header
 
 
 def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:

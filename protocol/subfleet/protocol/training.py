@@ -223,6 +223,8 @@ class TrainingSettings:
 
     def round_count(self, sample_count: int) -> int:
         """Compute the number of samples that a round uses, at least 1 if there are any."""
+        if self.round_fraction == 1:
+            return sample_count
         return math.ceil(fractions.Fraction(str(self.round_fraction)) * sample_count)
 
     def step_count(self, trained_count: int) -> int:

@@ -4,6 +4,7 @@ A blob gets its digest as its file name only after every byte was written, check
 complete even after a crash. Only one process may write a folder, from any of its threads.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -91,12 +92,7 @@ class BlobStore:
             NoRoomError: it would exceed the limit.
             FileError: it cannot be read, is empty, or the store cannot be written.
         """
-        with explain_os_errors(f"the file {str(path)!r} cannot be read", "check its path"):
-            size_bytes = path.stat().st_size
-        if size_bytes == 0:
-            raise FileError(f"the file {str(path)!r} is empty, but a blob must have 1 byte or more")
-        self._check_size(size_bytes)
-        self.make_room(size_bytes)
+        self._prepare_for(path)
         temporary = self._make_temporary()
         try:
             ref = _copy(path, temporary)
@@ -106,6 +102,26 @@ class BlobStore:
             raise _make_error(self._folder, error) from error
         finally:
             temporary.unlink(missing_ok=True)
+        self._touch(ref)
+        return ref
+
+    def take_file(self, path: Path) -> BlobRef:
+        """Move a file into the store; one on another file system is copied, and stays where it is.
+
+        Raises:
+            TooLargeError: it is larger than max_blob_bytes.
+            NoRoomError: it would exceed the limit.
+            FileError: it cannot be read, is empty, or the store cannot be written.
+        """
+        self._prepare_for(path)
+        try:
+            ref = _sync(path)
+            if not self.has(ref):
+                self._install(path, ref)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return self.add_file(path)
+            raise _make_error(self._folder, error) from error
         self._touch(ref)
         return ref
 
@@ -229,6 +245,15 @@ class BlobStore:
             if path.stem not in keep:
                 path.unlink(missing_ok=True)
 
+    def _prepare_for(self, path: Path) -> None:
+        """Make room for the content of a file."""
+        with explain_os_errors(f"the file {str(path)!r} cannot be read", "check its path"):
+            size_bytes = path.stat().st_size
+        if size_bytes == 0:
+            raise FileError(f"the file {str(path)!r} is empty, but a blob must have 1 byte or more")
+        self._check_size(size_bytes)
+        self.make_room(size_bytes)
+
     def _path(self, ref: BlobRef) -> Path:
         return self._folder / ref.sha256
 
@@ -279,6 +304,16 @@ def _copy(source: Path, target: Path) -> BlobRef:
         writer.flush()
         os.fsync(writer.fileno())
     return BlobRef(sha256=digest.hexdigest(), size_bytes=size_bytes)
+
+
+def _sync(path: Path) -> BlobRef:
+    """The reference of a file, whose bytes are on disk from now on."""
+    digest = hashlib.sha256()
+    with path.open("r+b") as file:  # some systems sync only files that may be written
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+        os.fsync(file.fileno())
+        return BlobRef(sha256=digest.hexdigest(), size_bytes=file.tell())
 
 
 def _make_error(folder: Path, error: OSError) -> FileError:

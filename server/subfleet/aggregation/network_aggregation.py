@@ -224,9 +224,8 @@ class NetworkAggregation:
         sizes = self._add_sizes(members)
         groups = {member.id: aggregator.sharing_groups(self.network, member.client, sizes) for member in members}
         members = self._transform(members)
-        placed = {
-            member.architecture.architecture_id: placements(self.network, member.architecture) for member in members
-        }
+        architectures = {member.architecture.architecture_id: member.architecture for member in members}
+        placed = {name: placements(self.network, architecture) for name, architecture in architectures.items()}
         shared: Tensors = state.shared
         copies, moments, untrained = dict(state.copies), state.moments, state.untrained
         optimiser = self.context.roles.techniques.server_optimiser

@@ -36,7 +36,7 @@ def without_network(architecture: Architecture) -> Architecture:
 
     So networks with the same settings share their programs.
     """
-    return replace(architecture, network="")
+    return replace(architecture, network="") if architecture.network else architecture
 
 
 def build_train_request(
@@ -122,7 +122,7 @@ class Supply:
         self._weights: dict[tuple[str, ...], BlobRef] = {}
         self._cuts: dict[tuple[str, ...], Future[bytes]] = {}  # weights that are being cut
         # By network and program: two may have the same program.
-        self._programs: dict[tuple[str, str], tuple[ProgramRef, ProgramFacts]] = {}
+        self._programs: dict[tuple[str, TrainRequest | EvaluateRequest], tuple[ProgramRef, ProgramFacts]] = {}
         self._first_weights: dict[str, BlobRef] = {}  # by size
         self._deployed: set[str] = set()
 
@@ -258,7 +258,7 @@ class Supply:
         self, network_id: str, export: TrainRequest | EvaluateRequest, file: "Future[Path] | None" = None
     ) -> tuple[ProgramRef, ProgramFacts]:
         """The program of a network, from the cache or the exporter."""
-        key = (network_id, export.program_id)
+        key = (network_id, export)
         if key not in self._programs:
             path = await wait_for(file or self._exports.submit(export))
             if key not in self._programs:  # another request may have waited for the same file

@@ -152,12 +152,11 @@ def explain_missing(context: RunContext, state: RunState, client_id: str, duty: 
 
 def drop_departed(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Close the client states of open clients that have said goodbye, see `members.has_left`."""
-    names = sorted(name for name, client in state.clients.items() if client.open)
-    found = ((name, state.live.members.get(name)) for name in names)
+    found = ((name, state.live.members.get(name)) for name, client in state.clients.items() if client.open)
     departed = {name: member for name, member in found if member is not None and has_left(context, member, now_s)}
     if not departed:
         return state, ()
-    return close_clients(state, {name: explain_away(context, member, now_s) for name, member in departed.items()})
+    return close_clients(state, {name: explain_away(context, departed[name], now_s) for name in sorted(departed)})
 
 
 def close_clients(state: RunState, reasons: Mapping[str, str]) -> Outcome:

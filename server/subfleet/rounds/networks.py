@@ -10,7 +10,7 @@ plays the same rounds again.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
@@ -25,7 +25,7 @@ from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
 from subfleet.search.candidates import Candidate, fits, order_candidates
-from subfleet.search.estimates import estimate_by_plans
+from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.query import CostEstimates
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
@@ -35,7 +35,12 @@ NOT_YET = "its network is not in the union model yet; it will be added next roun
 
 def list_lineages(context: RunContext, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
     """The lineages of all networks of the run, beginning with the first."""
-    return lineages or (Lineage(id="", config=context.config.model),)
+    return lineages or _list_first(context.config.model)
+
+
+@lru_cache(maxsize=8)  # every step asks for it
+def _list_first(config: AnyFamily) -> tuple[Lineage, ...]:
+    return (Lineage(id="", config=config),)
 
 
 def list_living_lineages(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
@@ -76,7 +81,12 @@ def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: 
 
 def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
     """The estimated cost of a submodel of any network of the run; memory is estimated from shapes."""
-    return get_network(context, lineages, architecture).estimate(architecture)
+    return _recall_estimate(get_network(context, lineages, architecture).estimate, architecture)
+
+
+@lru_cache(maxsize=64)  # asked for with each task and each row of the journal
+def _recall_estimate(estimate: Estimates, architecture: Architecture) -> Candidate:
+    return estimate(architecture)
 
 
 def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ class AccountedBlobs:
         del ref
         return True
 
-    def add_file(self, path: Path) -> BlobRef:
-        """See `Blobs.add_file`; nothing is written.
+    def take_file(self, path: Path) -> BlobRef:
+        """See `Blobs.take_file`; nothing is written.
 
         Raises:
             NotImplementedError: always.
