@@ -1,5 +1,6 @@
 """What markers of modules declare: tied and named axes, kinds, kernels, blocks, roles and first weights."""
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -306,3 +307,10 @@ def test_a_network_may_have_a_single_block(norm: Literal["none", "batch"]) -> No
     module = build_module(network, network.full_architecture())
     assert module(torch.zeros(2, *config.input_shape)).shape == (2, config.class_count)
     assert list(init_state(network, 0)) == list(module.state_dict())
+
+
+def test_a_module_with_markers_can_be_copied() -> None:
+    module = Chain(Markers(axes={("stem.weight", 0): ("stream",)}, sections=(BLOCKS,)))
+    copied = copy.deepcopy(module)
+    assert copied.markers == module.markers
+    assert copied.stem.weight is not module.stem.weight

@@ -44,6 +44,10 @@ class Markers:
     roles: Mapping[str, Role] = field(default_factory=lambda: MappingProxyType({}))
     drawn: bool = False
 
+    def __deepcopy__(self, memo: object) -> "Markers":
+        """Nothing of it changes, and Python cannot copy read-only mappings: without this, a module could not be copied."""
+        return self
+
     def within(self, layer: str) -> "Markers":
         """The axes, kinds and roles that a layer names, in the names of the module that contains it."""
         return Markers(
