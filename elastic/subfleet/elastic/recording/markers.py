@@ -45,7 +45,7 @@ class Markers:
     drawn: bool = False
 
     def __deepcopy__(self, memo: object) -> "Markers":
-        """Nothing of it changes, and Python cannot copy read-only mappings: without this, a module could not be copied."""
+        """Nothing of it changes, and Python cannot copy read-only mappings; without this, no module with it."""
         return self
 
     def within(self, layer: str) -> "Markers":
