@@ -49,11 +49,6 @@ QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families with programs that are planned here; `benchmarks/plan_estimate.py` covers all families."""
 
 
-TOLERANCES = {("vgg", "executorch"): 0.18}
-"""Its kernels of 3 x 3 are cut from 5 x 5. Those of at most five channels have their taps laid side by side, which
-estimates know of kernels that cannot be cut."""
-
-
 def find_network(name: str) -> Family:
     """A small network of a family, or a recorded one."""
     return record_case(name) if name in RECORDED else SMALL[name]
@@ -107,9 +102,7 @@ def test_estimates_are_near_the_plans_of_written_programs(family: str, target: s
         architecture = random_architecture(network, seed)
         program = program_of(request_for(find_network(family), target, architecture))
         (estimate,) = estimates_of(family, target).memory_bytes(network, [architecture])
-        assert estimate == pytest.approx(
-            program.manifest.planned_peak_bytes, rel=TOLERANCES.get((family, target), 0.12)
-        )
+        assert estimate == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12)
 
 
 @pytest.mark.slow

@@ -131,8 +131,9 @@ takes next to nothing."""
 _PLAIN_BYTES = (255_000, 440_000)
 """For the calls of a 3x3 convolution with so few inputs that its taps are laid side by side, and with too few channels
 for Winograd's algorithm. Counted: 250 to 260 kB, and 437 to 454 kB."""
-_KERNEL_BYTES = 66_000
-"""Measured where a kernel of one position remains of 25: 60 to 80 kB."""
+_KERNEL_BYTES = 30_000
+"""Between what fits kernels of one position, and of nine with few channels, which remain of 25: they are counted at 105
+and 258 kB, and estimated at 70 and 392. With 66 kB the first would fit, and the second be 60 % over."""
 _HOLES, _SCRATCH_BYTES = 1.05, 30_000
 """The factor of buffers over the blocks that are in use at once, and what XNNPACK's operators take besides. Measured: 5
 to 80 kB."""
