@@ -11,7 +11,8 @@ from subfleet.export.targets.onnx_operators.elementwise import ELEMENTWISE
 from subfleet.export.targets.onnx_operators.emitting import Emitter, Translation
 from subfleet.export.targets.onnx_operators.layers import LAYERS
 from subfleet.export.targets.onnx_operators.movement import SHAPING
+from subfleet.export.targets.onnx_operators.pooling import POOLS
 
 __all__ = ["OPERATORS", "Emitter", "Translation"]
 
-OPERATORS: Mapping[object, Translation] = MappingProxyType({**ELEMENTWISE, **SHAPING, **LAYERS})
+OPERATORS: Mapping[object, Translation] = MappingProxyType({**ELEMENTWISE, **SHAPING, **LAYERS, **POOLS})

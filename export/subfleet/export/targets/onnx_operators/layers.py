@@ -1,14 +1,13 @@
 """Operators that are whole layers, products and reductions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from subfleet.export.lowerings.pooling import pooled_size
 from subfleet.export.nodes import shape_of
 from subfleet.export.targets.onnx_operators.emitting import (
     NUMPY_TYPES,
@@ -106,57 +105,6 @@ def _layer_norm(emitter: Emitter, node: Node) -> str:
     return emitter.add("LayerNormalization", *names, outputs=parts, axis=-len(normalized), epsilon=float(epsilon))
 
 
-def _maximum_pool_arguments(given: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """Return kernel, stride, padding and dilation, two numbers each."""
-    defaults: list[list[int]] = [[], [0], [1]]
-    kernel, *others = [list(values) for values in given]
-    stride, padding, dilation = others + defaults[len(others) :]
-    pairs = zip(("kernel", "stride", "padding", "dilation"), (kernel, stride or kernel, padding, dilation), strict=True)
-    return {name: [values[0], values[-1]] for name, values in pairs}
-
-
-def _maximum_pool(emitter: Emitter, node: Node) -> str:
-    x, *given = node.args
-    ceil_mode = bool(given[4]) if len(given) > 4 else False
-    at = _maximum_pool_arguments(given[:4])
-    behind = []
-    for axis, size in enumerate(shape_of(x)[-2:]):
-        window, stride, padding, dilation = (at[name][axis] for name in ("kernel", "stride", "padding", "dilation"))
-        count = pooled_size(size, window, stride, padding, dilation, ceil_mode=ceil_mode)
-        # Windows beyond the end are written as padding, which is never the maximum.
-        behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
-    name = emitter.value(x)
-    used = {user.args[1] for user in node.users}
-    return emitter.add(
-        "MaxPool",
-        name,
-        outputs=[f"{node.name}.{index}" for index in range(2) if index == 0 or 1 in used],
-        kernel_shape=at["kernel"],
-        strides=at["stride"],
-        pads=[*at["padding"], *behind],
-        dilations=at["dilation"],
-    )
-
-
-def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
-    """ONNX counts indices over the whole tensor, so gradients are added to a single row."""
-    gradient, x, kernel, stride, padding, dilation, _ceil_mode, indices = node.args
-    at = _maximum_pool_arguments((kernel, stride, padding, dilation))
-    sizes = ints(emitter, shape_of(x))
-    whole = all(
-        count * stride <= size
-        for count, stride, size in zip(shape_of(gradient)[-2:], at["stride"], shape_of(x)[-2:], strict=True)
-    )
-    if whole and at["stride"] == at["kernel"] and at["dilation"] == [1, 1] and not any(at["padding"]):
-        names = (emitter.value(gradient), emitter.value(indices), sizes)
-        return emitter.add("MaxUnpool", *names, output=node, kernel_shape=at["kernel"], strides=at["stride"])
-    flat = ints(emitter, [-1])
-    zeros = emitter.add("Expand", emitter.value(0.0, dtype_of(node)), ints(emitter, [int(np.prod(shape_of(x)))]))
-    places, parts = (emitter.add("Reshape", emitter.value(argument), flat) for argument in (indices, gradient))
-    added = emitter.add("ScatterElements", zeros, places, parts, axis=0, reduction="add")
-    return emitter.add("Reshape", added, sizes, output=node)
-
-
 LAYERS: Mapping[object, Translation] = MappingProxyType(
     {
         **dict.fromkeys((aten.mm.default, aten.bmm.default), direct("MatMul", 0, 1)),
@@ -173,7 +121,5 @@ LAYERS: Mapping[object, Translation] = MappingProxyType(
         aten.argmin.default: _index_of_extreme("ArgMin"),
         aten.cumsum.default: _cumulative_sum,
         aten.native_layer_norm.default: _layer_norm,
-        aten.max_pool2d_with_indices.default: _maximum_pool,
-        aten.max_pool2d_with_indices_backward.default: _maximum_pool_backward,
     }
 )

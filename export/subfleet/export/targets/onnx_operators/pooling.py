@@ -1,0 +1,113 @@
+"""Maximum pooling and its backward."""
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from subfleet.export.lowerings.pooling import pooled_size
+from subfleet.export.nodes import shape_of
+from subfleet.export.targets.onnx_operators.emitting import Emitter, Node, Translation, dtype_of, ints
+
+aten = torch.ops.aten
+
+
+def _read_windows(given: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Return kernel, stride, padding and dilation, two numbers each."""
+    defaults: list[list[int]] = [[], [0], [1]]
+    kernel, *others = [list(values) for values in given]
+    stride, padding, dilation = others + defaults[len(others) :]
+    pairs = zip(("kernel", "stride", "padding", "dilation"), (kernel, stride or kernel, padding, dilation), strict=True)
+    return {name: [values[0], values[-1]] for name, values in pairs}
+
+
+def _maximum_pool(emitter: Emitter, node: Node) -> str:
+    x, *given = node.args
+    ceil_mode = bool(given[4]) if len(given) > 4 else False
+    at = _read_windows(given[:4])
+    behind = []
+    for axis, size in enumerate(shape_of(x)[-2:]):
+        window, stride, padding, dilation = (at[name][axis] for name in ("kernel", "stride", "padding", "dilation"))
+        count = pooled_size(size, window, stride, padding, dilation, ceil_mode=ceil_mode)
+        # Windows beyond the end are written as padding, which is never the maximum.
+        behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
+    readers = [reader for part in node.users if part.args[1] == 1 for reader in part.users]
+    return emitter.add(
+        "MaxPool",
+        emitter.value(x),
+        outputs=[f"{node.name}.{index}" for index in range(1 if all(map(_has_own_windows, readers)) else 2)],
+        kernel_shape=at["kernel"],
+        strides=at["stride"],
+        pads=[*at["padding"], *behind],
+        dilations=at["dilation"],
+    )
+
+
+def _has_own_windows(node: Node) -> bool:
+    """Whether a node is the backward of a pool in this program whose windows, all whole, lie side by side."""
+    if node.target is not aten.max_pool2d_with_indices_backward.default or dtype_of(node) != torch.float32:
+        return False
+    gradient, x, *given, _ceil_mode, indices = node.args
+    at = _read_windows(given)
+    sizes = zip(shape_of(gradient)[-2:], at["stride"], shape_of(x)[-2:], strict=True)
+    return (
+        (indices.target, len(shape_of(x))) == (operator.getitem, 4)
+        and (at["stride"], at["padding"], at["dilation"]) == (at["kernel"], [0, 0], [1, 1])
+        and all(count * stride <= size for count, stride, size in sizes)
+    )
+
+
+def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
+    """Give the gradient of each window to its first maximum."""
+    gradient, x, *given, _ceil_mode, indices = node.args
+    if _has_own_windows(node):
+        return _give_to_first(emitter, node, f"{indices.args[0].name}.0", _read_windows(given)["kernel"])
+    # ONNX counts indices over the whole tensor, so gradients are added to a single row.
+    flat = ints(emitter, [-1])
+    zeros = emitter.add("Expand", emitter.value(0.0, dtype_of(node)), ints(emitter, [math.prod(shape_of(x))]))
+    places, parts = (emitter.add("Reshape", emitter.value(argument), flat) for argument in (indices, gradient))
+    added = emitter.add("ScatterElements", zeros, places, parts, axis=0, reduction="add")
+    return emitter.add("Reshape", added, ints(emitter, shape_of(x)), output=node)
+
+
+def _give_to_first(emitter: Emitter, node: Node, maxima: str, kernel: Sequence[int]) -> str:
+    """Compare elements with the maximum of their window; of equal ones, the one with the highest rank is the first.
+
+    All of it is whole passes over the tensor. The runtime's kernels for indices look at one element after the other:
+    forward and backward of a pool took twice to four times as long with them (measured).
+    """
+    counts, sizes = shape_of(node.args[0])[-2:], shape_of(node)
+    covered = [count * window for count, window in zip(counts, kernel, strict=True)]
+    x = emitter.value(node.args[1])
+    if covered != list(sizes[-2:]):
+        x = emitter.add("Slice", x, *(ints(emitter, values) for values in ([0, 0], covered, [2, 3])))
+
+    def spread(name: str) -> str:
+        scales = emitter.constant(np.array([1, 1, *kernel], dtype=np.float32))
+        places: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return emitter.add("Resize", name, "", scales, mode="nearest", **places)
+
+    def equal(first: str, second: str) -> str:
+        return emitter.add("Cast", emitter.add("Equal", first, second), to=1)
+
+    ranks = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
+    ranks_everywhere = emitter.add("Tile", emitter.constant(ranks), ints(emitter, counts))
+    ranked = emitter.add("Mul", equal(x, spread(maxima)), ranks_everywhere)
+    best = emitter.add("MaxPool", ranked, kernel_shape=list(kernel), strides=list(kernel))
+    factors = [equal(ranked, spread(best)), spread(emitter.value(node.args[0]))]
+    if covered == list(sizes[-2:]):
+        return emitter.add("Mul", *factors, output=node)
+    missing = [size - cover for size, cover in zip(sizes[-2:], covered, strict=True)]
+    return emitter.add("Pad", emitter.add("Mul", *factors), ints(emitter, [0] * 6 + missing), output=node)
+
+
+POOLS: Mapping[object, Translation] = MappingProxyType(
+    {
+        aten.max_pool2d_with_indices.default: _maximum_pool,
+        aten.max_pool2d_with_indices_backward.default: _maximum_pool_backward,
+    }
+)
