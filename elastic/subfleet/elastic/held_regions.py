@@ -76,8 +76,8 @@ def make_region(tensor_map: TensorMap, shape: tuple[int, ...]) -> HeldRegion:
 
 
 def _index_key(index: slice | Tensor) -> Hashable:
-    # A range equals no tuple: the slice 0:2 differs from the indices 0 and 2.
-    return range(index.start, index.stop) if isinstance(index, slice) else tuple(index.reshape(-1).tolist())
+    # A range equals no bytes: the slice 0:2 differs from the indices 0 and 2.
+    return range(index.start, index.stop) if isinstance(index, slice) else index.numpy().tobytes()
 
 
 _MOST_REGIONS = 16

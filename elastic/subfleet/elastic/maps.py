@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class Gather:
     def measure_local(self) -> tuple[int, ...]:
         """The shape of the local tensor."""
         return self.local or tuple(
-            own.stop - own.start if isinstance(own, slice) else len(own.reshape(-1)) for own in self.index
+            own.stop - own.start if isinstance(own, slice) else own.numel() for own in self.index
         )
 
     def extract(self, tensor: Tensor) -> Tensor:
@@ -211,37 +212,43 @@ def _gather_all(
     network: Network, names: Iterable[str], sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]
 ) -> dict[str, TensorMap]:
     """The maps of tensors that keep some indices of each axis; see `_gather_of`."""
-    sums = {name: list_sum_indices(parts, sizes, indices) for name, parts in network.sums.items()}
-    return {name: _gather_of(network.tensors[name], sizes, {**indices, **sums}) for name in names}
+    kept = {**indices, **{name: list_sum_indices(parts, sizes, indices) for name, parts in network.sums.items()}}
+    tensors = cache(lambda factor: torch.tensor(list(_list_kept(factor, kept))))
+    return {name: _gather_of(network.tensors[name], sizes, kept, tensors) for name in names}
 
 
-def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]) -> Gather:
+def _list_kept(factor: str | int, kept: Mapping[str, Sequence[int]]) -> Sequence[int]:
+    return range(factor) if isinstance(factor, int) else kept[factor]
+
+
+def _gather_of(
+    decl: TensorDecl,
+    sizes: Mapping[str, int],
+    kept: Mapping[str, Sequence[int]],
+    tensors: Callable[[str | int], Tensor],
+) -> Gather:
     """Create the map that keeps some indices of each axis and sum.
 
     Args:
         decl: the tensor.
         sizes: sizes of the axes and sums in the tensor that is cut.
-        indices: kept indices of each.
+        kept: indices of each.
+        tensors: the same as tensors.
     """
     factors = [factor for dim in decl.factors for factor in dim]
-    of_factors = [range(factor) if isinstance(factor, int) else indices[factor] for factor in factors]
-    index = _index(of_factors)
+    of_factors = [_list_kept(factor, kept) for factor in factors]
+    slices = tuple(slice(own.start, own.stop) for own in of_factors if isinstance(own, range))
+    shapes = ([-1 if place == at else 1 for place in range(len(factors))] for at in range(len(factors)))
+    index = (
+        slices
+        if len(slices) == len(factors)
+        else tuple(tensors(factor).reshape(shape) for factor, shape in zip(factors, shapes, strict=True))
+    )
     if len(factors) == len(decl.shape):
         return Gather(index=index)
     return Gather(
         index=index,
         unfolded=factor_sizes(factors, sizes),
         unfolded_local=tuple(map(len, of_factors)),
-        local=decl.local_shape({name: len(own) for name, own in indices.items()}),
-    )
-
-
-def _index(indices: Sequence[Sequence[int]]) -> tuple[slice, ...] | tuple[Tensor, ...]:
-    slices = tuple(slice(own.start, own.stop) for own in indices if isinstance(own, range))
-    if len(slices) == len(indices):
-        return slices
-    rank = len(indices)
-    return tuple(
-        torch.tensor(list(own)).reshape([-1 if position == dimension else 1 for position in range(rank)])
-        for dimension, own in enumerate(indices)
+        local=decl.local_shape({name: len(own) for name, own in kept.items()}),
     )

@@ -8,7 +8,6 @@ where they begin only. So a region takes a few numbers for each index that it ke
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,28 +58,24 @@ def find_rows(tensor_map: Gather, shape: tuple[int, ...], chunk: int) -> RegionR
     sizes, borders = tensor_map.unfolded or shape, np.arange(0, math.prod(shape) + chunk, chunk)
     strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     runs = [_find_runs(index) for index in tensor_map.index]
-    cut = [dim for dim, own in enumerate(runs) if own[0] != (0, sizes[dim])]
-    if not sizes or not cut or cut[-1] == 0:
-        whole = [(0, 1)] if not sizes else runs[0]
-        stride = strides[0] if sizes else 1
-        starts, firsts, lengths = _list_whole_rows([(start * stride, count * stride) for start, count in whole], chunk)
-        return _make_rows(starts, firsts, lengths, _NO_PARTS, borders)
+    cut = [dim for dim, (_, lengths) in enumerate(runs) if lengths[0] != sizes[dim]]
+    if not cut or cut[-1] == 0:
+        begins, lengths = (own * strides[0] for own in runs[0]) if sizes else np.array([[0], [1]])
+        return _make_rows(*_list_whole_rows(begins, lengths, chunk), _NO_PARTS, borders)
     last = cut[-1]
-    inner = np.array(runs[last], np.int64) * strides[last]
-    firsts = np.concatenate([[0], np.cumsum(inner[:, 1])])
-    starts = np.zeros(1, np.int64)
-    for own, stride in zip(runs[:last], strides, strict=False):
-        indices = np.concatenate([np.arange(start, start + count) for start, count in own])
-        starts = np.add.outer(starts, indices * stride).reshape(-1)
-    order, length = np.argsort(starts, kind="stable"), int(firsts[-1])
-    starts, begins = starts[order], np.arange(len(starts))[order] * length
-    if len(inner) > 1:
-        parts = (inner[:, 0], firsts[:-1], inner[:, 1])
-        return _make_rows(starts, begins, np.full(len(starts), length), parts, borders)
+    begins, lengths = (own * strides[last] for own in runs[last])
+    ends, starts = np.cumsum(lengths), np.zeros(1, np.int64)
+    for index, stride in zip(tensor_map.index[:last], strides, strict=False):
+        starts = np.add.outer(starts, _list_indices(index) * stride).reshape(-1)
+    order, length = np.argsort(starts, kind="stable"), int(ends[-1])
+    starts, firsts = starts[order], np.arange(len(starts))[order] * length
+    if len(begins) > 1:
+        parts = (begins, ends - lengths, lengths)
+        return _make_rows(starts, firsts, np.full(len(starts), length), parts, borders)
     cuts = np.arange(0, length, LONGEST_ROW)
     lengths = np.tile(np.minimum(length - cuts, LONGEST_ROW), len(starts))
-    starts, begins = (np.add.outer(own, cuts).reshape(-1) for own in (starts + inner[0, 0], begins))
-    return _make_rows(starts, begins, lengths, _NO_PARTS, borders)
+    starts, firsts = (np.add.outer(own, cuts).reshape(-1) for own in (starts + begins[0], firsts))
+    return _make_rows(starts, firsts, lengths, _NO_PARTS, borders)
 
 
 def _make_rows(
@@ -96,28 +91,32 @@ def find_chunk(shape: Sequence[int], least: int) -> int:
     return row * max(1, least // row)
 
 
-def _find_runs(index: Any) -> list[tuple[int, int]]:
+def _list_indices(index: Any) -> _Numbers:
+    indices: _Numbers = np.arange(index.start, index.stop) if isinstance(index, slice) else index.reshape(-1).numpy()
+    return indices
+
+
+def _find_runs(index: Any) -> tuple[_Numbers, _Numbers]:
     """The first index of each run of consecutive ones, and its length, in order."""
     if isinstance(index, slice):
-        return [(index.start, index.stop - index.start)]
-    indices = index.reshape(-1).numpy()
-    edges = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
-    return [(int(indices[start]), stop - start) for start, stop in pairwise(edges)]
+        return np.array([index.start]), np.array([index.stop - index.start])
+    indices = _list_indices(index)
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(indices) != 1) + 1, [len(indices)]])
+    return indices[edges[:-1]], np.diff(edges)
 
 
-def _list_whole_rows(runs: Sequence[tuple[int, int]], chunk: int) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Starts, firsts and lengths of rows: of runs of elements, which are cut at the borders of chunks."""
-    begun = np.cumsum([0, *(count for _, count in runs)])
-    # In the order of the tensor.
-    cut = [_cut(start, start + count, chunk) for start, count in sorted(runs)]
-    moved = [begun[place] - start for start, place in sorted((start, place) for place, (start, _) in enumerate(runs))]
-    starts = np.concatenate([edges[:-1] for edges in cut])
-    firsts = np.concatenate([edges[:-1] + by for edges, by in zip(cut, moved, strict=True)])
-    return starts, firsts, np.concatenate([np.diff(edges) for edges in cut])
+def _list_whole_rows(begins: _Numbers, lengths: _Numbers, chunk: int) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Starts, firsts and lengths of rows: of runs of elements in the order of the tensor, which end with a chunk."""
+    order, firsts = np.argsort(begins, kind="stable"), np.cumsum(lengths) - lengths
+    rows = begins[order], firsts[order], lengths[order]
+    return _cut(*_cut(*rows, chunk), LONGEST_ROW)
 
 
-def _cut(start: int, stop: int, chunk: int) -> _Numbers:
-    """The borders of the rows of a run, with both of its ends."""
-    chunks, rows = np.arange(start // chunk * chunk, stop, chunk), np.arange(0, chunk, LONGEST_ROW)
-    borders = np.add.outer(chunks, rows).reshape(-1)
-    return np.concatenate([[start], borders[(borders > start) & (borders < stop)], [stop]])
+def _cut(starts: _Numbers, firsts: _Numbers, lengths: _Numbers, size: int) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Cut rows where an element is a multiple of `size`."""
+    counts = (starts + lengths - 1) // size - starts // size + 1
+    own = np.repeat(np.arange(len(starts)), counts)
+    borders = (starts // size)[own] + np.arange(len(own)) - np.repeat(np.cumsum(counts) - counts, counts)
+    new = np.maximum(starts[own], borders * size)
+    ends = np.minimum((starts + lengths)[own], (borders + 1) * size)
+    return new, firsts[own] + new - starts[own], ends - new
