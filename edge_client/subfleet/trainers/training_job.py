@@ -127,6 +127,8 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     weights = read_weights(job.tensor_paths, values)
     constants = compute_constants(work.settings, layout, context.dataset, weights)
     session = ProgramSession(loaded, links, weights, constants)
+    # Nobody measures the memory of one of several devices in a process.
+    received = weights if host.shared else None
     del weights, constants
     # Memory that loading left behind would add to the steps' peak.
     host.release()
@@ -134,8 +136,8 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     trained = session.finish()
     # Release the memory of the steps before the old weights are loaded beside the new ones.
     host.release()
-    # The old weights are read again instead of kept, which saves their memory during the steps.
-    received = read_weights(job.tensor_paths, values)
+    # A device reads the old weights again instead of keeping them, which saves their memory during the steps.
+    received = received or read_weights(job.tensor_paths, values)
     changed = compute_change(trained, {name: received[name] for name in trained}, in_place=True)
     write_change(job, changed, exact=layout.buffers)
     return tally, paths.examples
