@@ -8,6 +8,7 @@ import torch
 from export.step_rig import example, run, step_of_module
 from matrices import crossed
 from torch import Tensor, fx, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from subfleet.export.canonical.checks import check_operators, is_functional
@@ -335,4 +336,29 @@ def test_an_inference_model_holds_constants_too() -> None:
     step = inference_step(module, SampleSpec(shape=(5, 4)), batch_size=2)
     graph = canonical_graph(step)
     assert is_functional(graph)
+    _assert_same(graph, step, 0.0)
+
+
+class Pooled(nn.Module):
+    """ReLUs that a pool alone reads, a pool and another layer read, and a pool with overlapping windows reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(torch.relu(self.first(x)), 2)
+        read_twice = torch.relu(self.second(x))
+        x = functional.max_pool2d(read_twice, 2) + read_twice[:, :, ::2, ::2]
+        x = functional.max_pool2d(torch.relu(x), 3, 2, 1)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+def test_gradients_of_pooled_relus_are_masked_for_each_window() -> None:
+    step = step_of_module(Pooled(), (2, 16, 16))
+    graph = canonical_graph(step)
+    masked = graph.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
+    assert sorted(node.meta["val"].shape[-1] for node in masked) == [2, 8, 8]
     _assert_same(graph, step, 0.0)

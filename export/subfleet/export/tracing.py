@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing ru
 
 from subfleet.export.canonical.checks import are_alike, check_constants, check_operators, is_functional
 from subfleet.export.canonical.cleaning import clean, fold_constants
-from subfleet.export.canonical.masks import CHOSEN, find_unbounded
+from subfleet.export.canonical.masks import CHOSEN, find_unbounded, mask_before_pools
 from subfleet.export.nodes import append_call
 from subfleet.export.recording import record, trace_functional
 from subfleet.export.steps.seeding import SeededRandomness
@@ -261,6 +261,7 @@ def canonical_graph(step: Step) -> fx.GraphModule:
     check_constants(graph, step.carried, step.held)
     fold_constants(graph)
     check_operators(graph)
+    mask_before_pools(graph)
     far = find_unbounded(graph)
     if any(node.target in CHOSEN and node.args[0] in far for node in graph.graph.nodes):
         return lower_graph(graph, CHOSEN, lambda node: node.args[0] in far)

@@ -1,10 +1,11 @@
-"""Finds masks of gradients that may be infinite, so that these are selected instead of multiplied.
+"""Masks of gradients: where they are applied, and which gradients may be infinite, so that they are selected.
 
 The backward of an activation passes the gradient in some places and is 0 elsewhere. Lowerings multiply by 1 and 0,
 which is fast, and the same for every finite gradient. After a division by what may be 0, as in the backward of a root,
 a gradient may be infinite where the mask is 0, and 0 times infinity is NaN.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +35,30 @@ _CARRYING = frozenset({
     aten.mean.dim, aten.mul.Tensor,
 })  # fmt: skip
 """Operators with a result above 0 if all inputs are."""
+
+
+def mask_before_pools(graph: fx.GraphModule) -> None:
+    """Mask the gradients of a maximum pool's windows instead of those of its input, if that comes from a ReLU.
+
+    There are fewer windows, the input is needed no longer, and the numbers are the same: a window's gradient belongs to
+    its maximum, which is above 0 where the element is that it was read from.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.threshold_backward.default):
+        spread, rectified, threshold = node.args
+        if spread.target is not aten.max_pool2d_with_indices_backward.default or spread.args[1] is not rectified:
+            continue
+        indices = spread.args[-1]
+        parts = indices.args[0].users if indices.target is operator.getitem else ()
+        maxima = next((part for part in parts if part.args[1] == 0), None)
+        if maxima is None or len(spread.users) > 1:
+            continue
+        with graph.graph.inserting_before(spread):
+            masked = graph.graph.call_function(node.target, (spread.args[0], maxima, threshold))
+        masked.meta["val"] = spread.args[0].meta["val"]
+        spread.args = (masked, *spread.args[1:])
+        node.replace_all_uses_with(spread)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def find_unbounded(graph: fx.GraphModule) -> frozenset[fx.Node]:

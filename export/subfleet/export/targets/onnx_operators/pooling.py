@@ -36,15 +36,28 @@ def _maximum_pool(emitter: Emitter, node: Node) -> str:
         # Windows beyond the end are written as padding, which is never the maximum.
         behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
     readers = [reader for part in node.users if part.args[1] == 1 for reader in part.users]
-    return emitter.add(
-        "MaxPool",
-        emitter.value(x),
-        outputs=[f"{node.name}.{index}" for index in range(1 if all(map(_has_own_windows, readers)) else 2)],
-        kernel_shape=at["kernel"],
-        strides=at["stride"],
-        pads=[*at["padding"], *behind],
-        dilations=at["dilation"],
-    )
+    name = emitter.value(x)
+    settings: dict[str, Any] = {"kernel_shape": at["kernel"], "strides": at["stride"]}
+    settings |= {"pads": [*at["padding"], *behind], "dilations": at["dilation"]}
+    parts = [f"{node.name}.{index}" for index in range(2)]
+    if not readers or not all(map(_has_own_windows, readers)):
+        return emitter.add("MaxPool", name, outputs=parts if readers else parts[:1], **settings)
+    maxima = emitter.add("MaxPool", _as_planes(emitter, name, shape_of(x)), outputs=[_name_maxima(node)], **settings)
+    return emitter.add("Reshape", maxima, ints(emitter, node.meta["val"][0].shape), outputs=parts[:1])
+
+
+def _as_planes(emitter: Emitter, name: str, shape: Sequence[int]) -> str:
+    """View every channel of every sample as a sample of one channel.
+
+    The runtime lays channels of a pool in blocks, if they are a multiple of these, and so copies the tensor before and
+    after it.
+    """
+    return emitter.add("Reshape", name, ints(emitter, [math.prod(shape[:-2]), 1, *shape[-2:]]))
+
+
+def _name_maxima(pool: Node) -> str:
+    """The name of the maxima of a pool as planes."""
+    return f"{pool.name}.planes"
 
 
 def _has_own_windows(node: Node) -> bool:
@@ -65,7 +78,7 @@ def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
     """Give the gradient of each window to its first maximum."""
     gradient, x, *given, _ceil_mode, indices = node.args
     if _has_own_windows(node):
-        return _give_to_first(emitter, node, f"{indices.args[0].name}.0", _read_windows(given)["kernel"])
+        return _give_to_first(emitter, node, _name_maxima(indices.args[0]), _read_windows(given)["kernel"])
     # ONNX counts indices over the whole tensor, so gradients are added to a single row.
     flat = ints(emitter, [-1])
     zeros = emitter.add("Expand", emitter.value(0.0, dtype_of(node)), ints(emitter, [math.prod(shape_of(x))]))
@@ -82,7 +95,7 @@ def _give_to_first(emitter: Emitter, node: Node, maxima: str, kernel: Sequence[i
     """
     counts, sizes = shape_of(node.args[0])[-2:], shape_of(node)
     covered = [count * window for count, window in zip(counts, kernel, strict=True)]
-    x = emitter.value(node.args[1])
+    x, gradient = (_as_planes(emitter, emitter.value(node.args[part]), shape_of(node.args[part])) for part in (1, 0))
     if covered != list(sizes[-2:]):
         x = emitter.add("Slice", x, *(ints(emitter, values) for values in ([0, 0], covered, [2, 3])))
 
@@ -98,11 +111,11 @@ def _give_to_first(emitter: Emitter, node: Node, maxima: str, kernel: Sequence[i
     ranks_everywhere = emitter.add("Tile", emitter.constant(ranks), ints(emitter, counts))
     ranked = emitter.add("Mul", equal(x, spread(maxima)), ranks_everywhere)
     best = emitter.add("MaxPool", ranked, kernel_shape=list(kernel), strides=list(kernel))
-    factors = [equal(ranked, spread(best)), spread(emitter.value(node.args[0]))]
-    if covered == list(sizes[-2:]):
-        return emitter.add("Mul", *factors, output=node)
+    given = emitter.add("Mul", equal(ranked, spread(best)), spread(gradient))
     missing = [size - cover for size, cover in zip(sizes[-2:], covered, strict=True)]
-    return emitter.add("Pad", emitter.add("Mul", *factors), ints(emitter, [0] * 6 + missing), output=node)
+    if any(missing):
+        given = emitter.add("Pad", given, ints(emitter, [0] * 6 + missing))
+    return emitter.add("Reshape", given, ints(emitter, sizes), output=node)
 
 
 POOLS: Mapping[object, Translation] = MappingProxyType(
