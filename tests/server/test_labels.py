@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from server.coordinator_cases import CLIENTS, context_of, measuring, prepared, profile, task, telemetry
 from server.fake_device import CLASSES, SHAPE
-from server.server_rig import World, config, fleet
+from server.server_rig import World, config, evaluation, fleet
 
 from subfleet.aggregation.evaluation_data import read_evaluation_data
 from subfleet.elastic.building import network_of
@@ -156,6 +156,13 @@ def test_a_run_without_names_has_those_of_its_evaluation_folder(tmp_path: Path) 
     assert dataset.labels.tolist() == [0, 1, 2]
     renamed, _ = read_images(tmp_path / "b", "9", "11", "2")
     assert settings.fingerprint() != replace(renamed, data=replace(renamed.data, test=settings.data.test)).fingerprint()
+
+
+@pytest.mark.parametrize(("test_samples", "taken"), [(0, 30), (7, 7), (99, 30)])
+def test_the_first_evaluation_samples_are_taken(test_samples: int, taken: int) -> None:
+    settings = config(data=replace(name_classes(NAMES), test_samples=test_samples))
+    _, dataset, _ = read_evaluation_data(settings)
+    np.testing.assert_array_equal(dataset.labels, evaluation()[1][:taken])
 
 
 def test_an_evaluation_folder_is_mapped_to_the_names_of_the_run(tmp_path: Path) -> None:
