@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from math import prod
 from types import MappingProxyType
 
@@ -14,6 +14,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.target_programs import (
+    STRIPE_COLUMNS,
     TracedProgram,
     executorch_program,
     layers_of,
@@ -105,22 +106,20 @@ class EstimateModel:
         tensor: int,
         *,
         places: Mapping[str, int] = _NOWHERE,
-        wide: slice = slice(0),
-        least: int = 0,
+        least: Mapping[str, int] = _NOWHERE,
     ) -> int:
         """Return the column of a size of the coded program in the layer of a tensor; -1 for none.
 
-        The size occurs for each of a kernel's `places`, and where the `wide` dimensions of the tensor are `least` or
-        more. A size as large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
+        The size occurs for each of a kernel's `places`, and where the axes of `least` keep so much or more. A size as
+        large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
         """
         decl = self._decls[tensor] if tensor >= 0 else None
         if decl is not None and size == self._coded_bytes[tensor]:
             places, count = self._kernel_of(tensor)
             size //= count
         number, powers = self._coding.decode(size, tensor)
-        cut = [axis for axis in self._coding.primes if decl is not None and axis in decl.axes[wide]]
         block = None if decl is None else decl.part
-        return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least if cut else 0)
+        return self._sizes.column(number, {**powers, **places}, block, least=least)
 
     def _count_held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
         """Return what the caller holds: weights, states, inputs and outputs, and the runtime's objects for each."""
@@ -138,7 +137,12 @@ class EstimateModel:
         for call, layer in zip(program.calls, layers, strict=True):
             of_layer[layer] += call.object_bytes
             places, count = self._kernel_of(layer)
-            if call.constant_bytes % count == 0 < call.constant_bytes and not program.unrolls:
+            if call.constant_columns == count > 1:
+                stripe_count = -(-count // STRIPE_COLUMNS)
+                for first in range(0, count, STRIPE_COLUMNS):
+                    least = _least_sides(places, first + 1)
+                    objects[self._column(call.constant_bytes // stripe_count, layer, least=least)] += 1
+            elif call.constant_bytes % count == 0 < call.constant_bytes and not program.unrolls:
                 objects[self._column(call.constant_bytes // count, layer, places=places)] += 1
             elif call.constant_bytes:
                 objects[self._column(call.constant_bytes, layer)] += 1
@@ -149,11 +153,16 @@ class EstimateModel:
             is_wide = shape[2:] == (3, 3) and shape[1] > 1  # not channel by channel
             rest_bytes = object_bytes - fixed_bytes
             ends = [0, *(min(end, rest_bytes) for end in program.narrow_bytes if is_wide), rest_bytes]
-            fewest = zip((slice(0), slice(1, 2), slice(2)), (0, *program.narrow_channels), strict=True)
-            for begin, end, (wide, least) in zip(ends, ends[1:], fewest, strict=False):
-                objects[self._column(1, layer, places=places, wide=wide, least=least)] += (end - begin) // count
+            wide = (self._cut_axes(layer, dims) for dims in (slice(0), slice(1, 2), slice(2)))
+            leasts = [dict.fromkeys(*each) for each in zip(wide, (0, *program.narrow_channels), strict=True)]
+            for begin, end, least in zip(ends, ends[1:], leasts, strict=False):
+                objects[self._column(1, layer, places=places, least=least)] += (end - begin) // count
             objects[self._column(1, layer)] += fixed_bytes
         return objects
+
+    def _cut_axes(self, layer: int, dims: slice) -> list[str]:
+        """Return the axes of some dimensions of a layer's tensor that submodels cut."""
+        return [axis for axis in self._coding.primes if layer >= 0 and axis in self._decls[layer].axes[dims]]
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:
         """Return the kernel axis of a layer with the number of its dimensions, and the number of kernel positions."""
@@ -185,6 +194,11 @@ class EstimateModel:
             if places:
                 columns.append((self._column(size, layer, places=places), (counts - rest) / count))
         return columns
+
+
+def _least_sides(places: Mapping[str, int], positions: int) -> Mapping[str, int]:
+    """Return the least sizes of the axes of a kernel that has so many positions."""
+    return dict.fromkeys(places, next(side for side in count(1) if side ** sum(places.values()) >= positions))
 
 
 def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:

@@ -27,6 +27,7 @@ class KernelCall:
         before_bytes: blocks taken while it runs, before its outputs.
         after_bytes: blocks taken while it runs, after its outputs.
         constant_bytes: bytes of constants that no later call reads.
+        constant_columns: columns of the constant, if it is a matrix that is kept in stripes of columns.
         object_bytes: bytes of the runtime's objects.
         part: part of the program; blocks that outlive their part are in a separate memory.
         passes_on: whether it only cuts or reshapes its input.
@@ -39,6 +40,7 @@ class KernelCall:
     before_bytes: tuple[int, ...] = ()
     after_bytes: tuple[int, ...] = ()
     constant_bytes: int = 0
+    constant_columns: int = 0
     object_bytes: int = 0
     part: int = 0
     passes_on: bool = False
