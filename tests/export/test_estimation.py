@@ -30,11 +30,20 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.model import EstimateModel, block_events
-from subfleet.export.estimation.target_programs import TracedProgram, sum_bytes
+from subfleet.export.estimation.target_programs import (
+    STRIPE_COLUMNS,
+    TracedProgram,
+    executorch_program,
+    onnx_program,
+    sum_bytes,
+)
 from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
+from subfleet.export.memory.onnx_run import run_onnx
 from subfleet.export.recording import record
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import EstimateRequest, TrainRequest
+from subfleet.export.targets.onnx import OnnxTarget, training_model
+from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.submodel import Architecture, Centre, Prefix
 
@@ -131,6 +140,61 @@ def test_estimates_know_how_many_places_kernels_have(target: str) -> None:
         program = program_of(request_for(config, target, architecture))
         (estimate,) = estimates.memory_bytes(network, [architecture])
         assert estimate == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12), architecture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [1, 3])
+def test_a_cut_kernel_is_estimated_as_a_kernel_of_that_size(side: int) -> None:
+    """With few channels, taps of a cut kernel are laid side by side, too, and one position needs no border."""
+    wide = Vgg(input_shape=(3, 12, 12), class_count=10, depths=(1, 1), widths=(16, 16), kernels=(5, 5), norm="group")
+    network = network_of(wide)
+    estimates = EstimateModel(network, request_for(wide, "executorch", Architecture())).estimates
+    for channels in (4, 8):
+        axes: list[tuple[str, Prefix | Centre]] = [
+            (name, Centre(size=side) if axis.kind == "kernel" else Prefix(size=channels))
+            for name, axis in sorted(network.axes.items())
+            if axis.kind != "class"
+        ]
+        cut = replace(network.full_architecture(), axes=tuple(axes))
+        config = replace(wide, widths=(channels, channels), kernels=() if side == 3 else (side, side))
+        small = network_of(config)
+        alone = EstimateModel(small, request_for(config, "executorch", Architecture())).estimates
+        (expected,) = alone.memory_bytes(small, [small.full_architecture()])
+        assert estimates.memory_bytes(network, [cut]) == [pytest.approx(expected, rel=0.07)]
+
+
+@pytest.mark.slow
+def test_onnx_runtime_keeps_constant_matrices_in_stripes_of_columns() -> None:
+    config = SMALL["mobilenet_v3"]
+    program = onnx_program(training_step_of(request_for(config, "onnx", network_of(config).full_architecture())))
+    matrices = [(size, columns) for call in program.calls for size, columns in call.constants if columns]
+    assert {9, 25} <= {columns for _, columns in matrices}
+    for size, columns in matrices:
+        stripe_count = -(-columns // STRIPE_COLUMNS)
+        assert size % (4 * STRIPE_COLUMNS * stripe_count) == 0, (size, columns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["ds_cnn", "mlp"])
+def test_objects_of_onnx_runtime_are_near_the_count(family: str) -> None:
+    config = SMALL[family]
+    step = training_step_of(request_for(config, "onnx", network_of(config).full_architecture()))
+    body = training_model(trace(step, OnnxTarget.lowerings), step)
+    calls = onnx_program(step).calls
+    estimated = sum(call.object_bytes + sum(size for size, _ in call.constants) for call in calls)
+    assert estimated == pytest.approx(run_onnx(body, step.inputs).session_bytes + len(body), rel=0.05)
+
+
+@pytest.mark.slow
+def test_only_the_caller_s_values_share_their_memory_in_a_region_of_xnnpack() -> None:
+    """XNNPACK copies what it gives another shape, unless nothing else reads it."""
+    config = SMALL["decoder"]
+    step = training_step_of(request_for(config, "executorch", network_of(config).full_architecture()))
+    program = executorch_program(step)
+    given = {program.names[value.name] for value in step.inputs}
+    delegated = [call for call in program.calls if call.object_bytes]
+    assert len(delegated) > 500
+    assert all(call.inputs[0] in given for call in delegated if call.shares)
 
 
 @pytest.mark.parametrize("family", sorted(QUICK))

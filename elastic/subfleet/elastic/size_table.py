@@ -7,6 +7,7 @@ tensor or of a value of a training step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture
 
 Floats = npt.NDArray[np.float64]
-_Key = tuple[str | None, float, tuple[tuple[str, int], ...], tuple[str, ...], int]
+_Powers = tuple[tuple[str, int], ...]
+_Key = tuple[str | None, float, _Powers, _Powers]
 Integers = npt.NDArray[np.int64]
 
 
@@ -84,8 +86,7 @@ class SizeTable:
         powers: Mapping[str, int],
         block: str | None,
         *,
-        channels: Sequence[str] = (),
-        least: int = 0,
+        least: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
         """The index of the column of a size, which is added if it is new.
 
@@ -93,10 +94,9 @@ class SizeTable:
             number: constant factor.
             powers: powers of the kept sizes of axes and sums, by name.
             block: the part without which the size is 0; None if it is always kept.
-            channels: axes that make the size 0 if they keep fewer than `least` indices.
-            least: least kept size of these axes.
+            least: kept sizes of axes below which the size is 0, by name.
         """
-        key = (block, number, tuple(sorted(powers.items())), tuple(channels), least)
+        key = (block, number, tuple(sorted(powers.items())), tuple(sorted(least.items())))
         return self._columns.setdefault(key, len(self._columns))
 
     def of(self, architectures: Sequence[Architecture]) -> Floats:
@@ -117,10 +117,10 @@ class SizeTable:
         axes = {name: index for index, name in enumerate((*self._network.axes, *self._network.sums))}
         parts: dict[str | None, int] = {name: index for index, name in enumerate(self._network.parts)}
         powers = np.zeros((len(axes), len(self)))
-        for (_, _, of_axes, _, _), column in self._columns.items():
+        for (_, _, of_axes, _), column in self._columns.items():
             for name, power in of_axes:
                 powers[axes[name], column] = power
-        least = [(axes[name], column, key[4]) for key, column in self._columns.items() for name in key[3]]
+        least = [(axes[name], column, size) for key, column in self._columns.items() for name, size in key[3]]
         return SizeColumns(
             numbers=np.array([key[1] for key in self._columns], dtype=np.float64),
             powers=powers,

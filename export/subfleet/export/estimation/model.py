@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from math import prod
 from types import MappingProxyType
 
@@ -14,13 +14,14 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.target_programs import (
+    STRIPE_COLUMNS,
     TracedProgram,
     executorch_program,
     layers_of,
     onnx_program,
     torch_program,
 )
-from subfleet.export.memory.blocks import blocks_of
+from subfleet.export.memory.blocks import KernelCall, blocks_of
 from subfleet.export.memory.step_bytes import COUNTED_STEP_BYTES, GAPS, value_bytes
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
@@ -69,13 +70,10 @@ class EstimateModel:
         shapes = coding.local_shapes.tensors
         self._coded_bytes = [prod(shapes[name]) * DTYPE_BYTES["F32"] for name in network.tensors]
         layers = layers_of(program, step, list(network.tensors))
-        linear = self._count_held(network, step, program) + self._objects(program, layers)
+        linear = self._count_held(network, step, program)
+        linear.update(self._objects(program, layers))  # a sum of counters would leave out negative ones
         events_by_memory = block_events(program, layers)
-        in_use = [
-            self._blocks_in_use(column_counts, unrolls=program.unrolls)
-            for column_counts in events_by_memory
-            if column_counts
-        ]
+        in_use = [self._blocks_in_use(column_counts, program) for column_counts in events_by_memory if column_counts]
         samples = self._sizes.random(_SAMPLES)
         rows_by_memory = [
             each[np.unique((samples @ each.T).argmax(axis=1))]
@@ -105,22 +103,20 @@ class EstimateModel:
         tensor: int,
         *,
         places: Mapping[str, int] = _NOWHERE,
-        wide: slice = slice(0),
-        least: int = 0,
+        least: Mapping[str, int] = _NOWHERE,
     ) -> int:
         """Return the column of a size of the coded program in the layer of a tensor; -1 for none.
 
-        The size occurs for each of a kernel's `places`, and where the `wide` dimensions of the tensor are `least` or
-        more. A size as large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
+        The size occurs for each of a kernel's `places`, and where the axes of `least` keep so much or more. A size as
+        large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
         """
         decl = self._decls[tensor] if tensor >= 0 else None
         if decl is not None and size == self._coded_bytes[tensor]:
             places, count = self._kernel_of(tensor)
             size //= count
         number, powers = self._coding.decode(size, tensor)
-        cut = [axis for axis in self._coding.primes if decl is not None and axis in decl.axes[wide]]
         block = None if decl is None else decl.part
-        return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least if cut else 0)
+        return self._sizes.column(number, {**powers, **places}, block, least=least)
 
     def _count_held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
         """Return what the caller holds: weights, states, inputs and outputs, and the runtime's objects for each."""
@@ -134,26 +130,62 @@ class EstimateModel:
 
     def _objects(self, program: TracedProgram, layers: Sequence[int]) -> Counter[int]:
         """Return what the runtime holds for its kernels, by layer, and for constants."""
-        of_layer, objects = Counter[int](), Counter[int]()
+        by_layer, objects = dict[int, list[KernelCall]](), Counter[int]()
         for call, layer in zip(program.calls, layers, strict=True):
-            of_layer[layer] += call.object_bytes
+            by_layer.setdefault(layer, []).append(call)
             places, count = self._kernel_of(layer)
-            if call.constant_bytes % count == 0 < call.constant_bytes and not program.unrolls:
-                objects[self._column(call.constant_bytes // count, layer, places=places)] += 1
-            elif call.constant_bytes:
-                objects[self._column(call.constant_bytes, layer)] += 1
-        for layer, object_bytes in of_layer.items():
-            places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
+            for size, columns in call.constants:
+                if columns == count > 1:
+                    for first in range(0, count, STRIPE_COLUMNS):
+                        least = _least_sides(places, first + 1)
+                        objects[self._column(size // -(-count // STRIPE_COLUMNS), layer, least=least)] += 1
+                elif size % count or program.unrolls:
+                    objects[self._column(size, layer)] += 1
+                else:
+                    objects[self._column(size // count, layer, places=places)] += 1
+        for layer, calls in by_layer.items():
             shape = self._decls[layer].shape if layer >= 0 else ()
-            fixed_bytes = min(program.kernel_bytes, object_bytes) if count > 1 else 0
             is_wide = shape[2:] == (3, 3) and shape[1] > 1  # not channel by channel
-            rest_bytes = object_bytes - fixed_bytes
-            ends = [0, *(min(end, rest_bytes) for end in program.narrow_bytes if is_wide), rest_bytes]
-            fewest = zip((slice(0), slice(1, 2), slice(2)), (0, *program.narrow_channels), strict=True)
-            for begin, end, (wide, least) in zip(ends, ends[1:], fewest, strict=False):
-                objects[self._column(1, layer, places=places, wide=wide, least=least)] += (end - begin) // count
-            objects[self._column(1, layer)] += fixed_bytes
+            if program.unrolls and not is_wide and self._kernel_of(layer)[1] > 1:
+                objects.update(self._unrolled_objects(program, layer, calls))
+                continue
+            places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
+            object_bytes = sum(call.object_bytes for call in calls)
+            more = (
+                program.transform_bytes if object_bytes > sum(program.narrow_bytes) else 0
+            )  # as in Winograd's algorithm
+            ends = [0, *(min(end, object_bytes) - more for end in program.narrow_bytes if is_wide), object_bytes]
+            wide = (self._cut_axes(layer, dims) for dims in (slice(0), slice(1, 2), slice(2)))
+            leasts = [dict.fromkeys(*each) for each in zip(wide, (0, *program.narrow_channels), strict=True)]
+            for begin, end, least in zip(ends, ends[1:], leasts, strict=False):
+                objects[self._column(1, layer, places=places, least=least)] += (end - begin) // count
         return objects
+
+    def _unrolled_objects(self, program: TracedProgram, layer: int, calls: Sequence[KernelCall]) -> Counter[int]:
+        """Return what is held for a convolution: calls that occur as often as its kernel has positions, and others.
+
+        If the numbers under its kernel are few, its taps are laid side by side, and only the gradient of its input has
+        calls for each position. The network's own input, which no submodel cuts, has no gradient.
+        """
+        (places, count), objects = self._kernel_of(layer), Counter[int]()
+        alike = Counter((call.object_bytes, *call.outputs.values()) for call in calls)
+        each = sum(object_bytes * round(times / count) for (object_bytes, *_), times in alike.items())
+        each += sum(call.object_bytes // count for call in calls if len(call.inputs) == count)  # one joins the results
+        objects[self._column(1, layer)] = sum(call.object_bytes for call in calls) - count * each
+        fewest, cut, depth = program.narrow_channels[0], self._cut_axes(layer, slice(1, 2)), self._decls[layer].shape[1]
+        joined = int(each * (program.joined if cut else 1)) if depth > 1 else 0
+        objects[self._column(1, layer, places=places)] += each - joined
+        objects[self._column(1, layer)] += joined
+        channels, sides = dict.fromkeys(cut, fewest), _least_sides(places, 10)
+        either = ((channels, 1), (sides, 1), ({**channels, **sides}, -1))  # channels enough, or positions
+        for least, sign in either if cut else (({} if depth >= fewest else sides, 1),):
+            objects[self._column(1, layer, places=places, least=least)] += sign * joined
+            objects[self._column(1, layer, least=least)] -= sign * joined
+        return objects
+
+    def _cut_axes(self, layer: int, dims: slice) -> list[str]:
+        """Return the axes of some dimensions of a layer's tensor that submodels cut."""
+        return [axis for axis in self._coding.primes if layer >= 0 and axis in self._decls[layer].axes[dims]]
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:
         """Return the kernel axis of a layer with the number of its dimensions, and the number of kernel positions."""
@@ -167,24 +199,32 @@ class EstimateModel:
         )
         return sides, prod(axes[axis].size ** power for axis, power in sides.items())
 
-    def _blocks_in_use(self, events: _BlockEvents, *, unrolls: bool) -> list[tuple[int, Floats]]:
+    def _blocks_in_use(self, events: _BlockEvents, program: TracedProgram) -> list[tuple[int, Floats]]:
         """Return how many blocks are in use before each block is freed, by columns of sizes.
 
-        If their number is a multiple of an unrolled kernel's positions, there is one for each position.
+        If there are as many as an unrolled kernel has positions, or most of these, there is one for each position. A
+        kernel of one position needs no border around its input.
         """
-        kinds = {kind: at for at, kind in enumerate(dict.fromkeys(kind for _, kind, _ in events))}
+        padded = {name for call in program.calls if call.pads for name in call.outputs}
+        kinds = {kind: at for at, kind in enumerate(dict.fromkeys((kind, name in padded) for name, kind, _ in events))}
         steps = np.zeros((len(events) + 1, len(kinds)))
-        for at, (_, kind, step) in enumerate(events):
-            steps[at, kinds[kind]] = step
+        for at, (name, kind, step) in enumerate(events):
+            steps[at, kinds[kind, name in padded]] = step
         last = [at for at, (_, _, step) in enumerate(events) if step > 0 and steps[at + 1].min() < 0]
         columns = list[tuple[int, Floats]]()
-        for (size, layer), counts in zip(kinds, steps.cumsum(axis=0)[[*last, -1]].T, strict=True):
-            places, count = self._kernel_of(layer) if unrolls else (_NOWHERE, 1)
-            rest = counts % count if places else counts
-            columns.append((self._column(size, layer), rest))
+        for ((size, layer), pads), counts in zip(kinds, steps.cumsum(axis=0)[[*last, -1]].T, strict=True):
+            places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
+            least = _least_sides(places, 2) if pads and places else _NOWHERE
+            rest = np.where(2 * (counts % count) > count, 0, counts % count) if places else counts
+            columns.append((self._column(size, layer, least=least), rest))
             if places:
                 columns.append((self._column(size, layer, places=places), (counts - rest) / count))
         return columns
+
+
+def _least_sides(places: Mapping[str, int], positions: int) -> Mapping[str, int]:
+    """Return the least sizes of the axes of a kernel that has so many positions."""
+    return dict.fromkeys(places, next(side for side in count(1) if side ** sum(places.values()) >= positions))
 
 
 def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:

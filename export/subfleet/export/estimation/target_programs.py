@@ -15,7 +15,7 @@ from subfleet.export.memory.blocks import BlockRequest, KernelCall, calls_of, si
 from subfleet.export.memory.executorch_plan import BASE_BYTES, GROWTH_LINES, PROGRAM_COPIES
 from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_plan import FIRST_SESSION_BYTES, TRAINING_BYTES, VALUE_BYTES, executed_calls
-from subfleet.export.memory.onnx_run import read_onnx
+from subfleet.export.memory.onnx_run import TensorType, read_onnx
 from subfleet.export.memory.step_bytes import COUNTED_STEP_BYTES
 from subfleet.export.nodes import argument, shape_of
 from subfleet.export.steps.step import Step
@@ -45,10 +45,12 @@ class TracedProgram:
         measure_arena: returns what the allocator takes instead.
         held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
         unrolls: whether a convolution is a product for each position of its kernel.
-        kernel_bytes: what is held for the calls of such a convolution beside those of its positions.
+        joined: the fraction of what is held for these that becomes a single one if a kernel of at most nine positions
+            has fewer inputs than the first of `narrow_channels`.
         narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer inputs than the first of
             `narrow_channels`, and with fewer inputs or outputs than the second.
         narrow_channels: see `narrow_bytes`.
+        transform_bytes: what is held in other layers for a convolution with more channels.
     """
 
     calls: tuple[KernelCall, ...]
@@ -59,9 +61,10 @@ class TracedProgram:
     measure_arena: Callable[[Iterable[BlockRequest]], int] | None = None
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
-    kernel_bytes: int = 0
+    joined: float = 0.0
     narrow_bytes: tuple[int, int] = (_NONE, _NONE)
     narrow_channels: tuple[int, int] = (0, 0)
+    transform_bytes: int = 0
 
 
 def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[int]:
@@ -118,7 +121,7 @@ def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) 
 
 
 aten = torch.ops.aten
-_PASSED_ON = frozenset({part, aten.view.default})
+_PASSED_ON = frozenset({part, aten.view.default, aten.constant_pad_nd.default})
 _TURNS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, product_by_transposed})
 _SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
@@ -128,15 +131,17 @@ _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _BORDER_BYTES, _METHOD_BYTES = 3_150, 
 nodes that concatenates nothing, for each tensor that is concatenated, for each that a region reads or gives, and for
 any program. Over 36 submodels of 12 networks they give 0.99 to 1.013 of what was counted. A kernel of the runtime's own
 takes next to nothing."""
-_PLAIN_BYTES = (255_000, 440_000)
+_PLAIN_BYTES = (240_000, 405_000)
 """For the calls of a 3x3 convolution with so few inputs that its taps are laid side by side, and with too few channels
-for Winograd's algorithm. Counted: 250 to 260 kB, and 437 to 454 kB."""
-_KERNEL_BYTES = 30_000
-"""Between what fits kernels of one position, and of nine with few channels, which remain of 25: they are counted at 105
-and 258 kB, and estimated at 70 and 392. With 66 kB the first would fit, and the second be 60 % over."""
-_HOLES, _SCRATCH_BYTES = 1.05, 30_000
-"""The factor of buffers over the blocks that are in use at once, and what XNNPACK's operators take besides. Measured: 5
-to 80 kB."""
+for Winograd's algorithm. Counted: 233 to 248 kB, and 401 to 415 kB."""
+_TRANSFORM_BYTES = 57_000
+"""For Winograd's transforms of the input and the output's gradient, which read no weight of the convolution and are
+counted with those around it. Counted: 57 to 138 kB."""
+_JOINED = 0.6
+"""Of 18 calls for a tap, 11 are those of the output and of the weights' gradient (`lowerings.taps`)."""
+_HOLES, _SCRATCH_BYTES = 1.05, 10_000
+"""The factor of buffers over the blocks that are in use at once, and what XNNPACK's operators take besides. Measured: 2
+to 70 kB in small networks."""
 
 
 def executorch_program(step: Step) -> TracedProgram:
@@ -148,25 +153,28 @@ def executorch_program(step: Step) -> TracedProgram:
     prepare(graph)
     calls, given = list[KernelCall](), {node.name for node in inputs_of(graph)}
     for number, region in enumerate(split_regions(graph.graph, is_supported)):
+        delegated = isinstance(region, DelegateRegion)
         nodes = region.nodes if isinstance(region, DelegateRegion) else region
-        each_bytes = _bytes_in_region(region) if isinstance(region, DelegateRegion) else [0] * len(nodes)
-        for call, node, object_bytes in zip(calls_of(nodes), nodes, each_bytes, strict=True):
+        held = _held_in_region(region) if isinstance(region, DelegateRegion) else [(0, ())] * len(nodes)
+        for call, node, (object_bytes, constants) in zip(calls_of(nodes), nodes, held, strict=True):
             read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
-            shares, after_bytes, constant_bytes = call.shares or read_as_held, _packed_bytes(node), sum_bytes(node)
+            shares = (call.shares and not delegated) or read_as_held
             own = replace(
-                call, shares=shares, overwrites=_overwritable_inputs(node), part=number, after_bytes=after_bytes
+                call, shares=shares, overwrites=_overwritable_inputs(node), part=number, after_bytes=_packed_bytes(node)
             )
-            passes_on = node.target in _PASSED_ON
-            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=constant_bytes, passes_on=passes_on))
+            sizes = tuple((size, 0) for size in (*constants, sum_bytes(node)) if size)
+            passes_on, pads = node.target in _PASSED_ON, node.target is aten.constant_pad_nd.default
+            calls.append(replace(own, object_bytes=object_bytes, constants=sizes, passes_on=passes_on, pads=pads))
     return TracedProgram(
         calls=tuple(calls),
         names=_names(graph, step),
         base_bytes=BASE_BYTES + _METHOD_BYTES + COUNTED_STEP_BYTES,  # two counts are rounded up
         lines=tuple((_HOLES * factor, _SCRATCH_BYTES * factor + more_bytes) for factor, more_bytes in GROWTH_LINES),
         unrolls=True,
-        kernel_bytes=_KERNEL_BYTES,
+        joined=_JOINED,
         narrow_bytes=_PLAIN_BYTES,
         narrow_channels=(MOST_COLUMNS // 9 + 1, FEWEST_CHANNELS),
+        transform_bytes=_TRANSFORM_BYTES,
     )
 
 
@@ -191,9 +199,12 @@ def torch_program(step: Step) -> TracedProgram:
 
 
 def _overwritable_inputs(node: fx.Node) -> tuple[str, ...]:
-    """Return the inputs of an elementwise node that nothing else reads."""
-    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return tuple(input_node.name for input_node in node.all_input_nodes if pointwise and len(input_node.users) == 1)
+    """Return the inputs of an elementwise node that nothing else reads.
+
+    XNNPACK copies a tensor to give it another shape, in place if it can.
+    """
+    in_place = torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target is aten.view.default
+    return tuple(input_node.name for input_node in node.all_input_nodes if in_place and len(input_node.users) == 1)
 
 
 def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
@@ -213,32 +224,27 @@ def sum_bytes(node: fx.Node) -> int:
     return 4 * USUAL_WIDTH * sum(list_row_products(count)) if 1 < count <= LONGEST_PRODUCT else 0
 
 
-def _bytes_in_region(region: DelegateRegion) -> list[int]:
-    """Return the bytes of each node: its part of the region's, by the usual size of its kind."""
-    usual_bytes = [
-        _PART_BYTES * len(node.all_input_nodes)
-        if node.target is aten.cat.default
-        else _PRODUCT_BYTES
-        if node.target in _PRODUCTS
-        else _NODE_BYTES
-        for node in region.nodes
-    ]
-    scale = _written_bytes(region) / sum(usual_bytes)
-    return [int(scale * usual) for usual in usual_bytes]
-
-
-def _written_bytes(region: DelegateRegion) -> int:
-    """Return the bytes of a region's nodes in XNNPACK, and of its constants."""
-    graph = region_graph(region)
-    kinds = Counter(kind for kind, _, _ in graph.calls())
-    joins = {kind: count for kind, count in kinds.items() if kind.startswith(_JOIN)}
-    joined = sum(int(kind.removeprefix(_JOIN)) * count for kind, count in joins.items())
-    products = sum(kinds[kind] for kind in _PRODUCT_KINDS)
-    constant_bytes = PROGRAM_COPIES * sum(map(len, graph.stored.values()))
-    others = sum(kinds.values()) - products - sum(joins.values())
-    nodes_bytes = _NODE_BYTES * others + _PRODUCT_BYTES * products
-    border_bytes = _BORDER_BYTES * (len(region.inputs) + len(region.outputs))
-    return nodes_bytes + _PART_BYTES * joined + border_bytes + constant_bytes
+def _held_in_region(region: DelegateRegion) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the bytes of each node's calls of XNNPACK, with what these read and give outside, and of its constants."""
+    graph, pending = region_graph(region), 0
+    givers = {graph.value(node): at for at, node in reversed([*enumerate(region.nodes)])}
+    inputs = {graph.value(node) for node in region.inputs}
+    object_bytes = [_BORDER_BYTES * (node in region.outputs) for node in region.nodes]
+    constants, read, stored = [list[int]() for _ in region.nodes], list[int](), {**graph.stored}
+    for kind, values, output in graph.calls():
+        pending += _PRODUCT_BYTES if kind in _PRODUCT_KINDS else _NODE_BYTES
+        if kind.startswith(_JOIN):
+            pending += _PART_BYTES * len(values) - _NODE_BYTES
+        pending += _BORDER_BYTES * len(inputs & {*values})
+        inputs -= {*values}
+        read += [PROGRAM_COPIES * len(stored.pop(graph.stored_name(value), b"")) for value in values]
+        if output in givers:
+            object_bytes[givers[output]] += pending
+            constants[givers[output]] += read
+            pending, read = 0, []
+    object_bytes[-1] += pending  # copies of constants and inputs that are given
+    constants[-1] += read
+    return [*zip(object_bytes, map(tuple, constants), strict=True)]
 
 
 def _names(graph: fx.GraphModule, step: Step) -> Mapping[str, str]:
@@ -246,11 +252,12 @@ def _names(graph: fx.GraphModule, step: Step) -> Mapping[str, str]:
     return {value.name: node.name for value, node in zip((*step.inputs, *step.outputs), nodes, strict=True)}
 
 
-_SESSION_NODE_BYTES, _WRITTEN_NODE_BYTES = 2_500, 1_930
-"""Bytes of a session's objects for a node that runs, and for a node of the program, which leaves something even if it
-is fused. Over 23 networks, with constants, they give 0.96 to 1.06 of what was counted."""
-_PACKING = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
-"""Kernels that keep another copy of a constant second input, in a layout of their own."""
+_SESSION_NODE_BYTES, _SESSION_VALUE_BYTES = 2_430, 1_670
+"""Bytes of a session's objects for a node that runs, and for a value of the program, which leaves something even if its
+node is fused. Over 72 submodels of 12 networks, with constants, they give 0.96 to 1.04 of what was counted."""
+STRIPE_COLUMNS = 16
+"""Columns that ONNX Runtime's products read at once, on any processor (`MlasGemmPackBSize`)."""
+_PRODUCT_NODES = frozenset({"FusedMatMul", "Gemm", "MatMul"})
 
 
 def onnx_program(step: Step) -> TracedProgram:
@@ -258,15 +265,20 @@ def onnx_program(step: Step) -> TracedProgram:
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     graph = read_onnx(body)
     nodes, written = graph.graph.node, onnx.load_model_from_string(body).graph.node
-    node_bytes = _SESSION_NODE_BYTES + _WRITTEN_NODE_BYTES * len(written) // len(nodes)
-    packed = {node.input[1] for node in nodes if node.op_type in _PACKING}
-    constant_bytes = {
-        initializer.name: graph.types[initializer.name].size_bytes * (1 + (initializer.name in packed))
-        for initializer in graph.graph.initializer
-    }
+    value_counts = _count_values(written, nodes)
+    constant_bytes = {entry.name: graph.types[entry.name].size_bytes for entry in graph.graph.initializer}
+    columns = _striped_constants(nodes, {name: graph.types[name] for name in constant_bytes})
+    for name, count in columns.items():
+        constant_bytes[name] += constant_bytes[name] // count * (-count % STRIPE_COLUMNS)
     calls = (
         replace(
-            call, object_bytes=node_bytes, constant_bytes=sum(constant_bytes.pop(name, 0) for name in set(call.inputs))
+            call,
+            object_bytes=_SESSION_NODE_BYTES + _SESSION_VALUE_BYTES * sum(value_counts[name] for name in call.outputs),
+            constants=tuple(
+                (constant_bytes.pop(name), columns.get(name, 0))
+                for name in dict.fromkeys(call.inputs)
+                if name in constant_bytes
+            ),
         )
         for call in reversed([*executed_calls(graph)])  # reversed, blocks that may be left out come first
     )
@@ -277,3 +289,31 @@ def onnx_program(step: Step) -> TracedProgram:
         value_bytes=VALUE_BYTES,
         measure_arena=lambda requests: simulate_arena(requests).resident_bytes,
     )
+
+
+def _striped_constants(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, TensorType]) -> dict[str, int]:
+    """Return the columns of constant matrices that are the second factor of products.
+
+    The runtime keeps these in padded stripes of columns, not as they are, once for all products that read them.
+    """
+    found = dict[str, int]()
+    for node in nodes:
+        shape = constants[node.input[1]].shape if node.op_type in _PRODUCT_NODES and node.input[1] in constants else ()
+        if len(shape) == 2:
+            turned = any(entry.name == "transB" and entry.i for entry in node.attribute)
+            found[node.input[1]] = shape[0 if turned else 1]
+    return found
+
+
+def _count_values(written: Sequence[onnx.NodeProto], nodes: Sequence[onnx.NodeProto]) -> Counter[str]:
+    """Return how many of the program's values belong to each one that a node gives: those that only its node reads.
+
+    They include those of nodes that were fused into its node, or folded to a constant that it reads.
+    """
+    owners = {name: name for node in nodes for name in node.output}
+    for node in reversed(written):
+        (owner, *_) = [owners[name] for name in node.output if name in owners] or [""]
+        for name in (*node.output, *node.input):
+            owners.setdefault(name, owner)
+    names = {name for node in written for name in (*node.input, *node.output)}
+    return Counter(owners[name] for name in names)

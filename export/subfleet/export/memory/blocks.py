@@ -26,10 +26,12 @@ class KernelCall:
         overwrites: inputs that its first output may overwrite, if it is as large and nothing else reads them.
         before_bytes: blocks taken while it runs, before its outputs.
         after_bytes: blocks taken while it runs, after its outputs.
-        constant_bytes: bytes of constants that no later call reads.
+        constants: of constants that no later call reads, the bytes, and the columns of a matrix that is kept in stripes
+            of columns, else 0.
         object_bytes: bytes of the runtime's objects.
         part: part of the program; blocks that outlive their part are in a separate memory.
         passes_on: whether it only cuts or reshapes its input.
+        pads: whether it only adds a border to its input.
     """
 
     inputs: tuple[str, ...]
@@ -38,10 +40,11 @@ class KernelCall:
     overwrites: tuple[str, ...] = ()
     before_bytes: tuple[int, ...] = ()
     after_bytes: tuple[int, ...] = ()
-    constant_bytes: int = 0
+    constants: tuple[tuple[int, int], ...] = ()
     object_bytes: int = 0
     part: int = 0
     passes_on: bool = False
+    pads: bool = False
 
 
 def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[BlockRequest]]:

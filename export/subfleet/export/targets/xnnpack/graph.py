@@ -89,6 +89,7 @@ class XnnpackGraph:
         self._constants: list[Any] = [xnnpack_graph_schema.ConstantDataOffset(0, 0)]
         self._constant_values: dict[tuple[Shape, bytes], int] = {}
         self._bound: dict[fx.Node, int] = {}
+        self._names: dict[int, str] = {}
         self.stored: dict[str, bytes] = {}
         self.packed: list[tuple[int, int]] = []
         """Rows and columns of constant factors, which products lay out in an order of their own, with a bias."""
@@ -126,11 +127,16 @@ class XnnpackGraph:
             offset = self._schema.ConstantDataOffset(offset=_BY_NAME, size=len(content), named_key=name)
             self._constants.append(offset)
             self._constant_values[key] = self._add_value(shape, number)
+            self._names[self._constant_values[key]] = name
         return self._constant_values[key]
 
     def is_constant(self, value: int) -> bool:
         """Return whether a value is a constant."""
-        return value in self._constant_values.values()
+        return value in self._names
+
+    def stored_name(self, value: int) -> str:
+        """Return the name by which a constant is stored, the same for other shapes of its numbers; empty for others."""
+        return self._names.get(value, "")
 
     def unary(
         self,
