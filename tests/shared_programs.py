@@ -7,16 +7,21 @@ runs reuse them until one of these sources changes. Tests of the exporter itself
 import hashlib
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from subfleet.export.cache import CacheFolder, ExportCache, is_whole
 from subfleet.export.jobs import ExportJob
+from subfleet.export.pool import ExportPool
 from subfleet.export.requests import ProgramRequest
 from subfleet.export.worker import run_job
 from subfleet.protocol.programs import Program, decode_program
 
-__all__ = ["folder_of_programs", "program_bytes", "program_of"]
+__all__ = ["folder_of_programs", "program_bytes", "program_of", "share_exporter"]
 
 _ROOT = Path(__file__).parents[1]
 _FOLDER = _ROOT / "build" / "test-programs"
@@ -54,3 +59,16 @@ def program_bytes(request: ProgramRequest) -> bytes:
 def program_of(request: ProgramRequest) -> Program:
     """A request's program; see `program_bytes`."""
     return decode_program(program_bytes(request))
+
+
+@contextmanager
+def share_exporter(exports: ExportPool, module: str = "subfleet.export.pool") -> Iterator[None]:
+    """Let a command or host in this process use the exporter of all tests, where it would start its own for seconds.
+
+    Args:
+        exports: the exporter of all tests; the command must have its cache.
+        module: in which the command finds `ExportPool`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{module}.ExportPool", lambda *_, **__: nullcontext(exports))
+        yield

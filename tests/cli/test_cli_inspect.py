@@ -2,13 +2,16 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shared_programs import share_exporter
 from typer.testing import CliRunner, Result
 
 from subfleet.cli.commands import app
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.protocol.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -58,6 +61,12 @@ def _in_a_folder_with_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "inspected_net.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "inspected_net", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def one_exporter(exports: ExportPool) -> Iterator[None]:
+    with share_exporter(exports, "subfleet.cli.inspection"):
+        yield
 
 
 def inspect(cache: CacheFolder, *arguments: str) -> Result:

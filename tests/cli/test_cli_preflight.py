@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from shared_programs import share_exporter
 from typer.testing import CliRunner, Result
 
 from subfleet.cli.commands import app
 from subfleet.cli.preflight import Verdict, show_verdicts
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.submodel import Architecture
 
@@ -55,9 +57,12 @@ def preflight(folder: Path, config: str, cache: Path) -> Result:
     return CliRunner().invoke(app, ["preflight", str(path), "--json"], env={"SUBFLEET_CACHE": str(cache)})
 
 
-def test_networks_of_devices_are_exported_in_place_of_the_model(cache: CacheFolder, tmp_path: Path) -> None:
+def test_networks_of_devices_are_exported_in_place_of_the_model(
+    cache: CacheFolder, exports: ExportPool, tmp_path: Path
+) -> None:
     model, _, _ = CONFIG.partition("[method]")
-    result = preflight(tmp_path, model + DEVICE_NETWORKS, cache.path)
+    with share_exporter(exports, "subfleet.cli.preflight"):
+        result = preflight(tmp_path, model + DEVICE_NETWORKS, cache.path)
     assert result.exit_code == 0, result.output
     verdicts = json.loads(result.stdout)
     assert [verdict["submodel"].rsplit(" ", 1)[0] for verdict in verdicts] == ["union1 mlp d1", "union1 mlp d2"]

@@ -1,11 +1,14 @@
-"""Large networks are recorded without computing all of their numbers, and with the same result."""
+"""Large networks are recorded without computing all of their numbers, with the same result, and copied cheaply."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
+from elastic.elastic_cases import MLP
 from torch import Tensor
 
+from subfleet.elastic.building import build_module, init_state, network_of, record_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.recording.cheap_products import compute_cheaply
 from subfleet.elastic.recording.record import pack_record
@@ -48,6 +51,22 @@ def test_small_products_and_grouped_convolutions_are_computed() -> None:
     assert torch.equal(compute_cheaply(ATEN.convolution.default, grouped, {}), ATEN.convolution.default(*grouped))
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 5), (2, 6, 5, 3)])
+def test_a_norm_without_memory_has_the_shapes_of_one_that_ran(shape: tuple[int, ...], training: bool) -> None:
+    channels = [torch.ones(6, device="meta") for _ in range(4)]
+    for source in (
+        torch.empty(shape, device="meta"),
+        torch.empty(shape[::-1], device="meta").permute(*range(len(shape))[::-1]),
+    ):
+        args = (source, *channels, training, 0.1, 1e-5)
+        expected = ATEN.native_batch_norm.default(*args)
+        actual = compute_cheaply(ATEN.native_batch_norm.default, args, {})
+        assert [(part.shape, part.stride(), part.dtype) for part in actual] == [
+            (part.shape, part.stride(), part.dtype) for part in expected
+        ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_tiny"])
 def test_a_record_without_memory_is_the_same(name: str) -> None:
@@ -65,3 +84,16 @@ def test_a_long_run_without_memory_is_the_same_over_symbols() -> None:
         empty = family.module()
     records = [record_module(module, family.input_shape, symbols=80) for module in (empty, family.module())]
     assert pack_record(records[0]) == pack_record(records[1])
+
+
+def test_copies_of_a_module_share_its_record_and_no_tensor() -> None:
+    network, inputs = network_of(MLP), draw(3, *MLP.input_shape)
+    module = build_module(network, network.full_architecture()).eval()
+    module.load_state_dict(init_state(network, 0))
+    copied, before = copy.deepcopy(module), module(inputs)
+    assert torch.equal(copied(inputs), before)
+    for parameter in copied.parameters():
+        parameter.detach().zero_()
+    assert torch.equal(module(inputs), before)
+    record = record_of(MLP)
+    assert copy.deepcopy(record) is record

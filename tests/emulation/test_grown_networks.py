@@ -9,12 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from shared_programs import share_exporter
 from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.cli.console import PlainLines
 from subfleet.cli.running import describe_outcome, run_all
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.settings.reading import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -57,14 +59,15 @@ class FinishedRun:
 
 
 @pytest.fixture(scope="module")
-def run(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+def run(cache: CacheFolder, exports: ExportPool, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("grown")
     (folder / "box.toml").write_text(PROFILE, encoding="utf-8")
     (folder / "grown.toml").write_text(RUN.replace("BOX", str(folder / "box.toml")), encoding="utf-8")
 
     screen = io.StringIO()
     display = PlainLines(Console(file=screen, width=200))
-    (outcome,) = run_all([read_run(folder / "grown.toml")], folder / "runs", display, cache=cache)
+    with share_exporter(exports):
+        (outcome,) = run_all([read_run(folder / "grown.toml")], folder / "runs", display, cache=cache)
     for line in describe_outcome(outcome):
         display.say(line)
     summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))

@@ -20,7 +20,6 @@ from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.link.device_link import connect_devices
 from subfleet.protocol.topics import Topics
@@ -58,13 +57,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     for name in ("train", "test"):
         write_npz(folder / f"{name}.npz", Dataset(inputs=inputs, labels=labels.astype(np.int64)))
     return Data(train=folder / "train.npz", test=folder / "test.npz")
-
-
-@pytest.fixture(scope="module")
-def exports(cache: CacheFolder) -> Iterator[ExportPool]:
-    """One exporter for all tests: their runs have the same programs."""
-    with ExportPool(cache, workers=1) as pool:
-        yield pool
 
 
 def _create_run(data: Data) -> Run:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from matrices import mostly_long
+from shared_programs import share_exporter
 
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
 from subfleet.emulation.hosting import open_host
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
@@ -142,13 +144,13 @@ def run(model: str, base_folder: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def reports(base_folder: Path, run: Run, cache: CacheFolder) -> Mapping[HostKind, _Rounds]:
+def reports(base_folder: Path, run: Run, cache: CacheFolder, exports: ExportPool) -> Mapping[HostKind, _Rounds]:
     """The rounds of each host of emulated fleets; the run is in a folder with the name of the host."""
     rounds: dict[HostKind, _Rounds] = {}
     for kind in EMULATED:
         folder, rounds[kind] = create_folder(base_folder / kind), _Rounds()
         write_description(folder, run)
-        with open_host(kind, cache) as host:
+        with share_exporter(exports), open_host(kind, cache) as host:
             host(run, folder, rounds[kind], threading.Event())
     return rounds
 

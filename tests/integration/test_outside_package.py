@@ -203,9 +203,12 @@ def test_methods_of_another_package_are_listed(package: Path) -> None:
 @pytest.mark.export
 def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package: Path, tmp_path: Path) -> None:
     command = ("-m", "subfleet.cli.main", "run", _write_run_file(tmp_path), "--runs", str(tmp_path / "runs"), "--json")
-    summary = json.loads(_run(*command, packages=(package,), SUBFLEET_CACHE=str(tmp_path / "programs")))
+    earlier = tmp_path / "programs" / "earlier.program"  # with an empty cache the exporter would load all of its tools
+    earlier.parent.mkdir()
+    earlier.touch()
+    summary = json.loads(_run(*command, packages=(package,), SUBFLEET_CACHE=str(earlier.parent)))
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"] * 2
-    assert list((tmp_path / "programs").glob("*.program"))
+    assert {*earlier.parent.glob("*.program")} > {earlier}
 
 
 @pytest.mark.slow

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from shared_programs import share_exporter
 from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.elastic.families.records.recorded import Recorded
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.settings.run_folder import read_description
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -41,7 +43,7 @@ def test_the_page_shows_the_files_of_the_example() -> None:
 
 
 def test_the_example_is_trained_by_unequal_devices_and_takes_its_weights_back(
-    cache: CacheFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: CacheFolder, exports: ExportPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -49,7 +51,8 @@ def test_the_example_is_trained_by_unequal_devices_and_takes_its_weights_back(
     arguments = ["run", "mine.toml", "--host", "batch", "--json"]
     for change in ("rounds=2", "training.epochs=1", "deploy_targets=[]"):
         arguments += ["--set", change]
-    result = CliRunner().invoke(app, arguments, env={"SUBFLEET_CACHE": str(cache.path)})
+    with share_exporter(exports):
+        result = CliRunner().invoke(app, arguments, env={"SUBFLEET_CACHE": str(cache.path)})
     assert result.exit_code == 0, result.output
     rounds = json.loads((tmp_path / "runs/mine/summary.json").read_text(encoding="utf-8"))["rounds"]
     sizes = {row["architecture"] for record in rounds for row in record["clients"]}

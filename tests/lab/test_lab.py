@@ -2,20 +2,29 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from shared_programs import share_exporter
 from torch import Tensor, nn
 
 from subfleet.elastic.model_state import unpack_state
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.lab import Result, load, load_all, run
 from subfleet.protocol.errors import ConfigError, FileError, MissingExtraError
 from subfleet.tasks import load_digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_exporter(exports: ExportPool) -> Iterator[None]:
+    with share_exporter(exports):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ REAL = ("fashion_mnist", "cifar10_subset", "speech_commands_subset")
 _DATA = os.environ.get("SUBFLEET_DATA", "")
 
 
+@cache
 def load_real(name: str) -> tuple[Dataset, Dataset]:
     """A sample of the training part of a data set, and its whole test part."""
     if name != "digits" and not (_DATA and Path(_DATA).is_dir()):

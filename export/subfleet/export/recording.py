@@ -8,7 +8,8 @@ quarter of the time.
 import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -164,7 +165,6 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         self._nodes: dict[int, fx.Node] = {}
         self._held: dict[int, Tensor] = {}
         self._alive: list[Tensor] = []  # a tensor is known by its identity
-        self._results: dict[Any, Any] = {}
         self._known_values = KnownValues()
 
     @classmethod
@@ -209,16 +209,17 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         return result
 
     def _run_operator(self, func: Any, args: Any, options: Any) -> Any:
-        """Run a call on shapes. PyTorch is slow at computing shapes, and most calls are like an earlier one."""
+        """Run a call on shapes."""
         _, takes_device, aliases = _traits_of(func)
         if takes_device:
             options = {**options, "device": _SHAPES}
         if aliases:
             return func(*args, **options)
-        key = func, _describe(args), _describe(options)
-        if key not in self._results:
-            self._results[key] = func(*args, **options)
-        return _map_tensors(self._results[key], _shape_only)
+        description = _describe(args), _describe(options)
+        # Copies, as a result that is kept must keep no graph of autograd.
+        args, options = _map_tensors(args, _shape_only), _map_tensors(options, _shape_only)
+        call = _ShapeCall(function=func, description=description, args=args, options=options)
+        return _map_tensors(_run_on_shapes(call), _shape_only)
 
     def _bind(self, tensor: Tensor, node: fx.Node) -> None:
         node.meta["val"] = tensor
@@ -239,6 +240,22 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
             self._known_values.hold(self._held[id(tensor)], tensor)
             self._alive.append(tensor)
         return self._held[id(tensor)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShapeCall:
+    """A call on tensors without numbers; calls are equal if their results are."""
+
+    function: Any
+    description: Any
+    args: Any = field(compare=False)
+    options: Any = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _run_on_shapes(call: _ShapeCall) -> Any:
+    """Run a call. PyTorch is slow at computing shapes, and most calls are like an earlier one, also of other steps."""
+    return call.function(*call.args, **call.options)
 
 
 @cache

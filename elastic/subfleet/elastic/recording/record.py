@@ -119,6 +119,10 @@ class NetworkRecord:
     whole: dict[str, tuple[str, ...]]
     loss: "NetworkRecord | None" = None
 
+    def __deepcopy__(self, memo: object) -> "NetworkRecord":
+        """Nothing of it changes, so that copies of a module share it."""
+        return self
+
 
 def pack_record(record: NetworkRecord) -> tuple[str, ...]:
     """A record as compressed JSON in lines of text; equal records have equal lines."""
