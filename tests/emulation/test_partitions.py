@@ -1,8 +1,5 @@
 """Partitions: each sample has one owner, each client has samples, and the same seed gives the same split."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
@@ -198,28 +195,3 @@ def test_one_number_is_split_by_its_tenths_and_several_are_refused() -> None:
     several = Dataset(inputs=np.zeros((400, 2), np.float32), labels=numbers.reshape(200, 2).repeat(2, 0))
     with pytest.raises(DataError, match="must be one class for each sample"):
         parts_of(several, "dirichlet", 5)
-
-
-PLOTS = """
-import sys
-from subfleet.emulation.partitions import partition
-from subfleet.settings.samples import PartitionSettings
-from subfleet.tasks import load_digits
-partition(load_digits(), PartitionSettings(name="iid"), clients=2, seed=0)
-assert "flwr_datasets.partitioner" in sys.modules
-assert not {"matplotlib", "seaborn", "scipy.stats"} & set(sys.modules), "libraries of plots were loaded"
-from flwr_datasets import visualization
-assert callable(visualization.plot_label_distributions)
-"""
-
-
-def test_a_partition_loads_no_plots_and_leaves_them_to_others() -> None:
-    paths = os.pathsep.join(sys.path)
-    process = subprocess.run(
-        [sys.executable, "-c", PLOTS],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr

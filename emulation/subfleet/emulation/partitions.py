@@ -1,11 +1,9 @@
 """Partitions of a data set over clients, by flwr-datasets."""
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from subfleet.tasks.dataset import NO_OWNER
 Indices = npt.NDArray[np.int64]
 _INDEX, _KEY = "index", "key"
 _QUANTILES = 10
-_PLOTS = "flwr_datasets.visualization"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,28 +154,9 @@ _PARTITIONS: Mapping[Partition, Callable[[Dataset, _Split], list[Indices]]] = Ma
 
 def _import() -> Any:
     try:
-        with _without_plots():
-            return import_silently("flwr_datasets.partitioner")
+        return import_silently("flwr_datasets.partitioner")
     except ImportError as error:
         raise MissingExtraError("flwr-datasets", "emulation") from error
-
-
-@contextmanager
-def _without_plots() -> Iterator[None]:
-    """Let flwr-datasets load without its plots: their libraries would take longer than all others together.
-
-    Whoever imports its plots later gets them.
-    """
-    if "flwr_datasets" in sys.modules:
-        yield
-        return
-    sys.modules[_PLOTS] = ModuleType(_PLOTS)
-    try:
-        yield
-    finally:
-        del sys.modules[_PLOTS]
-        package, _, plots = _PLOTS.rpartition(".")
-        vars(sys.modules.get(package, ModuleType(package))).pop(plots, None)
 
 
 def _shuffle(count: int, split: _Split) -> Indices:
