@@ -269,7 +269,7 @@ def test_the_accuracy_is_that_of_the_models_that_devices_are_given(
     """A runtime evaluates each of them; the accuracy is not that of the whole network, which no device trained."""
     summaries = {kind: _read_summary(base_folder / kind) for kind in reports}
     for summary in summaries.values():
-        assert summary["model"]["description"].startswith("submodel w1/2 d1")
+        assert summary["model"]["description"].startswith("submodel w1/2 ")
         assert summary["model"]["description"].endswith(", the largest that devices have trained")
         assert [model["accuracy"] for model in summary["models"]] == pytest.approx([summary["accuracy"]] * 2, abs=0.011)
     assert summaries["processes"]["accuracy"] == summaries["batch"]["accuracy"], "the same bits on both hosts"
