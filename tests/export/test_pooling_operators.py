@@ -19,7 +19,7 @@ from subfleet.export.targets.onnx_operators import OPERATORS, Emitter
 
 aten = torch.ops.aten
 Pair = tuple[int, int]
-Run = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +104,17 @@ def test_indices_are_found_only_where_windows_overlap_or_reach_beyond_the_input(
     operators, _ = compute_with_onnx(pool.run, draw_inputs(pool, 0))
     assert ("ScatterElements" in operators) == finds_indices
     assert ("Resize" in operators) != finds_indices
+
+
+def test_indices_that_another_operator_reads_are_found() -> None:
+    pool = Pool(inputs=(2, 3, 8, 8), kernel=(2, 2), stride=(2, 2))
+
+    def run(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, indices = pool.pool(x)
+        arguments = (pool.kernel, pool.stride, pool.padding, [1, 1], pool.ceil_mode)
+        spread = aten.max_pool2d_with_indices_backward(gradient, x, *arguments, indices)
+        return values, spread, torch.where(indices < 0, gradient, values)
+
+    inputs = draw_inputs(pool, 0)
+    for computed, expected in zip(compute_with_onnx(run, inputs)[1], run(*inputs), strict=True):
+        assert torch.equal(computed, expected)

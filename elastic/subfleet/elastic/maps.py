@@ -233,7 +233,7 @@ def _gather_of(
         decl: the tensor.
         sizes: sizes of the axes and sums in the tensor that is cut.
         kept: indices of each.
-        tensors: the same as tensors.
+        tensors: returns the kept indices of a factor as a tensor.
     """
     factors = [factor for dim in decl.factors for factor in dim]
     of_factors = [_list_kept(factor, kept) for factor in factors]

@@ -306,9 +306,9 @@ def _striped_constants(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, 
 
 
 def _count_values(written: Sequence[onnx.NodeProto], nodes: Sequence[onnx.NodeProto]) -> Counter[str]:
-    """Return how many of the program's values belong to each one that a node gives: those that only its node reads.
+    """Count the program's values by the node that alone reads them, which is named by its result.
 
-    They include those of nodes that were fused into its node, or folded to a constant that it reads.
+    Values of nodes that were fused into it, or folded to a constant that it reads, count for it too.
     """
     owners = {name: name for node in nodes for name in node.output}
     for node in reversed(written):

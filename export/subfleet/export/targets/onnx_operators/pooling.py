@@ -35,12 +35,11 @@ def _maximum_pool(emitter: Emitter, node: Node) -> str:
         count = pooled_size(size, window, stride, padding, dilation, ceil_mode=ceil_mode)
         # Windows beyond the end are written as padding, which is never the maximum.
         behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
-    readers = [reader for part in node.users if part.args[1] == 1 for reader in part.users]
     name = emitter.value(x)
     settings: dict[str, Any] = {"kernel_shape": at["kernel"], "strides": at["stride"]}
     settings |= {"pads": [*at["padding"], *behind], "dilations": at["dilation"]}
-    parts = [f"{node.name}.{index}" for index in range(2)]
-    if not readers or not all(map(_has_own_windows, readers)):
+    parts, readers = [f"{node.name}.{index}" for index in range(2)], _list_readers(node)
+    if not readers or not _is_compared(node):
         return emitter.add("MaxPool", name, outputs=parts if readers else parts[:1], **settings)
     maxima = emitter.add("MaxPool", _as_planes(emitter, name, shape_of(x)), outputs=[_name_maxima(node)], **settings)
     return emitter.add("Reshape", maxima, ints(emitter, node.meta["val"][0].shape), outputs=parts[:1])
@@ -60,6 +59,16 @@ def _name_maxima(pool: Node) -> str:
     return f"{pool.name}.planes"
 
 
+def _list_readers(pool: Node) -> list[Node]:
+    """The nodes that read the indices of a pool."""
+    return [reader for part in pool.users if part.args[1] == 1 for reader in part.users]
+
+
+def _is_compared(pool: Node) -> bool:
+    """Whether elements are compared with the maxima of a pool, because nothing needs its indices."""
+    return all(map(_has_own_windows, _list_readers(pool)))
+
+
 def _has_own_windows(node: Node) -> bool:
     """Whether a node is the backward of a pool in this program whose windows, all whole, lie side by side."""
     if node.target is not aten.max_pool2d_with_indices_backward.default or dtype_of(node) != torch.float32:
@@ -77,7 +86,7 @@ def _has_own_windows(node: Node) -> bool:
 def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
     """Give the gradient of each window to its first maximum."""
     gradient, x, *given, _ceil_mode, indices = node.args
-    if _has_own_windows(node):
+    if _has_own_windows(node) and _is_compared(indices.args[0]):
         return _give_to_first(emitter, node, _name_maxima(indices.args[0]), _read_windows(given)["kernel"])
     # ONNX counts indices over the whole tensor, so gradients are added to a single row.
     flat = ints(emitter, [-1])
