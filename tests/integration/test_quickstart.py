@@ -171,12 +171,11 @@ def kill_descendant(process_id: int, word: str) -> int:
 def killed(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on the embedded broker with a killed client, broker and server, which is then resumed.
 
-    With three rounds, one for each of them, and without deployment and evaluation, which take as long as these.
+    With three rounds, one for each of them, and without deployment, which takes as long as these.
     """
     runs = tmp_path_factory.mktemp("killed")
     command, environment = command_and_environment(runs, cache)
-    changes = (f"rounds={KILLED_ROUNDS}", "deploy_targets=[]", "evaluation.last=false")
-    shorter = [part for change in changes for part in ("--set", change)]
+    shorter = ("--set", f"rounds={KILLED_ROUNDS}", "--set", "deploy_targets=[]")
     command += shorter
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None

@@ -105,7 +105,7 @@ def check_texts(message: Message, control: str, *, ascii_only: bool) -> None:
 def test_every_text_of_every_message_is_refused_or_shown_without_control_characters(kind: str) -> None:
     known, checked_fields = set(find_text_fields(MESSAGES[kind])), set[str]()
 
-    @examples(20, suppress_health_check=list(HealthCheck))
+    @examples(40, suppress_health_check=list(HealthCheck))
     @given(message=MESSAGE_STRATEGIES[kind], control=st.sampled_from(CONTROL_CHARACTERS), ascii_only=st.booleans())
     def check(message: Message, control: str, ascii_only: bool) -> None:
         check_texts(message, control, ascii_only=ascii_only)
