@@ -38,8 +38,9 @@ from pages import write_page
 from smoke import parse_arguments
 from torch import Tensor
 
-from subfleet.elastic.accumulator import Accumulator, Contribution
+from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
+from subfleet.elastic.contributions import Contribution
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Family, Network

@@ -10,9 +10,10 @@ import torch
 from elastic.elastic_cases import MLP, RESNET, random_change, random_state, to_device
 from torch import Tensor
 
-from subfleet.elastic import compiled_loops, exact_sums
-from subfleet.elastic.accumulator import Accumulator, Contribution
+from subfleet.elastic import compiled_loops, exact_sums, sum_layout
+from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
+from subfleet.elastic.contributions import Contribution
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.network import Network
@@ -97,8 +98,13 @@ def test_chunks_kernels_and_threads_change_no_bit(
         return accumulator.finish()
 
     expected = aggregate()
-    for name in ("CPU_CHUNK", "COMPILED_ADD_CHUNK", "COMPILED_MOVE_CHUNK"):
-        monkeypatch.setattr(exact_sums, name, 7)
+    for module, name in (
+        (exact_sums, "CPU_CHUNK"),
+        (exact_sums, "COMPILED_MOVE_CHUNK"),
+        (sum_layout, "ADD_CHUNK"),
+        (sum_layout, "LONGEST_ROW"),
+    ):
+        monkeypatch.setattr(module, name, 7)
     monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
     if not compiled:
         monkeypatch.setattr(compiled_loops, "compile_loops", lambda: None)
@@ -159,7 +165,7 @@ def test_every_client_may_hold_other_elements(monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
 def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled: bool, bad: float) -> None:
     monkeypatch.setattr(exact_sums, "CPU_CHUNK", 7)
-    monkeypatch.setattr(exact_sums, "COMPILED_ADD_CHUNK", 7)
+    monkeypatch.setattr(sum_layout, "ADD_CHUNK", 7)
     if compiled:
         monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

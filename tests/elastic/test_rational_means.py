@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.elastic.accumulator import Accumulator, Contribution
+from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
+from subfleet.elastic.contributions import Contribution
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space

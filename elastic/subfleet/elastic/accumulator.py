@@ -7,67 +7,24 @@ and grouping of clients therefore gives the same bits, on the CPU and on a GPU.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from subfleet.elastic.exact_sums import Move, Term, add_exactly, move_tensors
+from subfleet.elastic.compiled_loops import loops_for
+from subfleet.elastic.compiled_sums import CompiledBatch
+from subfleet.elastic.contributions import Contribution, ContributionReader, Reading
+from subfleet.elastic.exact_sums import Move, Term, add_exactly, check_limit, move_tensors
 from subfleet.elastic.grid import WeightGrid, limit_exponent
-from subfleet.elastic.held_regions import HeldRegion, HeldRegions, make_region
-from subfleet.elastic.maps import Placement, placements
+from subfleet.elastic.holders import HolderCounts
+from subfleet.elastic.maps import Placement
 from subfleet.elastic.network import Network
+from subfleet.elastic.sum_layout import Numbers, SumLayout, lay_out
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
-
-_MOST_PLACES = 32
-"""Submodels with places in the tensors that are kept from one update to the next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Contribution:
-    """What one client learned.
-
-    Attributes:
-        architecture: the submodel that it trained.
-        change: trained minus received, by name, for exactly the submodel's tensors, or those in `sent`.
-        weight: its weight, such as its number of samples; at least 0. With 0 the change is checked and has no effect.
-        placements: where its tensors are added, each tensor of the model at most once; None adds every tensor to the
-            one with its name.
-        factors: factors of the weight by name of the full model's tensor, from 0 to 1; a tensor broadcasts against the
-            local one, such as (classes, 1) for the rows of a head.
-        sent: names of the submodel's tensors in the change if it lacks some; placements only name these.
-    """
-
-    architecture: Architecture
-    change: Mapping[str, Tensor]
-    weight: float
-    placements: Sequence[Placement] | None = None
-    factors: Mapping[str, float | Tensor] | None = None
-    sent: Collection[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _TensorContribution:
-    """The part of a contribution that is added to one tensor."""
-
-    name: str
-    region: HeldRegion
-    values: Tensor
-    units: int | Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _TensorPlacement:
-    """A placement in a tensor of the state."""
-
-    local: str
-    name: str
-    region: HeldRegion
 
 
 class Accumulator:
@@ -107,18 +64,14 @@ class Accumulator:
         self.state = {name: tensor.detach() for name, tensor in state.items()}
         self.min_contributors = min_contributors
         self._grid = WeightGrid(total_weight)
-        self._limit_exponents = {
-            name: limit_exponent(name, tensor, largest.get(name)) for name, tensor in self.state.items()
-        }
+        self._exponents = np.array(
+            [limit_exponent(name, tensor, largest.get(name)) for name, tensor in self.state.items()]
+        )
         self._units = 0
-        self._sums = _zero_sums(self.state)
-        self._regions = {
-            name: HeldRegions(
-                tuple(tensor.shape), tensor.device, fixed_dims=_count_fixed_dims(network.tensors[name].factors)
-            )
-            for name, tensor in self.state.items()
-        }
-        self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]] = {}
+        self._layout = lay_out([network.tensors[name] for name in self.state], network.whole_sizes())
+        self._block, self._sums = _zero_sums(self.state, self._layout)
+        self._holders = HolderCounts(self._layout)
+        self._reader = ContributionReader(network, self._layout, self._grid)
 
     @property
     def total_weight(self) -> float:
@@ -152,15 +105,11 @@ class Accumulator:
         """
         units = self._units + sum(self._grid.units(contribution.weight) for contribution in contributions)
         self._grid.check_total(units)
-        parts: dict[str, list[_TensorContribution]] = {}
-        for contribution in contributions:
-            for part in self._parts(contribution):
-                parts.setdefault(part.name, []).append(part)
-        add_exactly([[self._term(part) for part in added] for added in parts.values()])
+        readings = [self._reader.read(contribution) for contribution in contributions]
+        self._add(readings)
         self._units = units
-        for name, added in parts.items():
-            for part in added:
-                self._regions[name].add(part.region, part.units)
+        for reading in readings:
+            self._holders.add(reading.held, reading.units, reading.element_units)
 
     def merge(self, other: "Accumulator") -> None:
         """Add the sums of another accumulator of the same round, which stays unchanged.
@@ -179,7 +128,7 @@ class Accumulator:
         self._units = units
         for name, total in self._sums.items():
             total.add_(other._sums[name])  # noqa: SLF001
-            self._regions[name].merge(other._regions[name])  # noqa: SLF001
+        self._holders.merge(other._holders)  # noqa: SLF001
 
     def finish(self) -> dict[str, Tensor]:
         """Compute the new model. It shares no memory with the old one; more updates may be added afterwards."""
@@ -187,9 +136,9 @@ class Accumulator:
             name: Move(
                 old=old.contiguous(),
                 total=self._sums[name],
-                regions=self._regions[name],
+                counts=self._holders.units_and_clients(name),
                 min_clients=self.min_contributors,
-                scale=math.ldexp(1.0, self._limit_exponents[name]),
+                scale=self._limit(name),
             )
             for name, old in self.state.items()
         }
@@ -197,80 +146,58 @@ class Accumulator:
 
     def find_held(self) -> dict[str, Tensor]:
         """Bool masks of the elements that enough clients with a weight above 0 hold, even if their mean change is 0."""
-        return {
-            name: regions.units_and_clients()[1] >= self.min_contributors for name, regions in self._regions.items()
-        }
+        held = {}
+        for name, tensor in self.state.items():
+            _, clients = self._holders.units_and_clients(name)
+            held[name] = (clients >= self.min_contributors).to(tensor.device).expand(tensor.shape)
+        return held
 
-    def _parts(self, contribution: Contribution) -> list[_TensorContribution]:
-        shapes, placements = self._shapes_and_places(contribution)
-        _check_names(contribution.change, contribution.sent or shapes)
-        factors, whole_units = contribution.factors or {}, self._grid.units(contribution.weight)
-        parts = []
-        for placement in placements:
-            shape = placement.region.local_shape
-            values = _check_values(placement, contribution.change[placement.local], shape)
-            units: int | Tensor = whole_units
-            if placement.name in factors:
-                units = self._multiply_units(placement.name, contribution.weight, factors[placement.name], shape)
-            moved = values.detach().to(self.state[placement.name].device)
-            parts.append(_TensorContribution(name=placement.name, region=placement.region, values=moved, units=units))
-        return parts
-
-    def _shapes_and_places(
-        self, contribution: Contribution
-    ) -> tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]:
-        architecture = contribution.architecture
-        if architecture.architecture_id not in self._own_places:
-            whole = self._places(placements(self.network, architecture))
-            if len(self._own_places) >= _MOST_PLACES:  # each client may have a submodel of its own
-                self._own_places.clear()
-            self._own_places[architecture.architecture_id] = self.network.shapes(architecture), whole
-        shapes, own = self._own_places[architecture.architecture_id]
-        if contribution.placements is None:
-            return shapes, own
-        _check_placements(self.network, shapes, contribution.placements)
-        return shapes, self._places(contribution.placements)
-
-    def _places(self, among: Sequence[Placement]) -> list[_TensorPlacement]:
-        return [
-            _TensorPlacement(
-                local=placement.local,
-                name=placement.name,
-                region=make_region(placement.map, tuple(self.state[placement.name].shape)),
-            )
-            for placement in among
-            if placement.name in self.state
-        ]
-
-    def _multiply_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:
-        inside = ((factor >= 0) & (factor <= 1)).all() if isinstance(factor, Tensor) else 0 <= factor <= 1
-        if not inside:
-            raise ProtocolError(f"the weight of tensor {name!r} of an update has a factor that is not between 0 and 1")
-        if not isinstance(factor, Tensor):
-            return self._grid.units(weight * factor)
+    def _add(self, readings: Sequence[Reading]) -> None:
+        """Add the values of all readings to the sums, or none."""
+        batch = self._compile(readings)
+        terms: dict[str, list[Term]] = {}
+        for position, reading in enumerate(readings):
+            for name in reading.values if batch is None else batch.list_left(position):
+                terms.setdefault(name, []).append(self._make_term(name, reading))
+        if batch is not None and not batch.add():
+            batch.undo()
+            for reading in readings:
+                for name, values in reading.values.items():
+                    check_limit(name, values, self._limit(name))
         try:
-            factor.expand(shape)
-        except RuntimeError as error:
-            raise ProtocolError(
-                f"the factor of tensor {name!r} has the shape {tuple(factor.shape)}, but must broadcast to {shape}"
-            ) from error
-        return self._grid.element_units(weight, factor)
+            add_exactly(list(terms.values()))
+        except ProtocolError:
+            if batch is not None:
+                batch.undo()
+            raise
 
-    def _term(self, part: _TensorContribution) -> Term:
-        return Term(
-            name=part.name,
-            total=self._sums[part.name],
-            values=part.values,
-            factor=self._factor(part),
-            limit=math.ldexp(1.0, self._limit_exponents[part.name]),
-            region=part.region,
+    def _compile(self, readings: Sequence[Reading]) -> CompiledBatch | None:
+        """What the compiled loop adds, if that pays off."""
+        loops = loops_for(sum(tensor.numel() for reading in readings for tensor in reading.values.values()))
+        if loops is None or self._block is None:
+            return None
+        return CompiledBatch(self._block, self._layout, readings, self._exponents, loops)
+
+    def _limit(self, name: str) -> float:
+        return math.ldexp(1.0, int(self._exponents[self._layout.places[name].position]))
+
+    def _make_term(self, name: str, reading: Reading) -> Term:
+        position, total = self._layout.places[name].position, self._sums[name]
+        exponent = -int(self._exponents[position])
+        units = reading.element_units.get(name)
+        factor = (
+            math.ldexp(int(reading.units[position]), exponent)
+            if units is None
+            else units.to(total.device, torch.float64) * math.ldexp(1.0, exponent)
         )
-
-    def _factor(self, part: _TensorContribution) -> float | Tensor:
-        exponent = -self._limit_exponents[part.name]
-        if isinstance(part.units, int):
-            return math.ldexp(part.units, exponent)
-        return part.units.to(part.values.device, torch.float64) * math.ldexp(1.0, exponent)
+        return Term(
+            name=name,
+            total=total,
+            values=reading.values[name].detach().to(total.device),
+            factor=factor,
+            limit=self._limit(name),
+            map=reading.held.maps[name],
+        )
 
     def _same_round(self, other: "Accumulator") -> bool:
         return (
@@ -278,15 +205,9 @@ class Accumulator:
             and self.total_weight == other.total_weight
             and self.min_contributors == other.min_contributors
             and self.state.keys() == other.state.keys()
-            and self._limit_exponents == other._limit_exponents  # noqa: SLF001
+            and np.array_equal(self._exponents, other._exponents)  # noqa: SLF001
             and all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
         )
-
-
-def _count_fixed_dims(factors: Sequence[Sequence[str | int]]) -> int:
-    """The number of last dimensions that no submodel cuts."""
-    fixed = takewhile(lambda dim: len(dim) == 1 and isinstance(dim[0], int), reversed(factors))
-    return sum(1 for _ in fixed)
 
 
 def _check_state(network: Network, state: Mapping[str, Tensor]) -> None:
@@ -296,47 +217,16 @@ def _check_state(network: Network, state: Mapping[str, Tensor]) -> None:
         raise ConfigError(f"names or shapes of the tensors {wrong} differ between the model and its network")
 
 
-def _zero_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    on_cpu = sum(tensor.numel() for tensor in state.values() if tensor.device.type == "cpu")
+def _zero_sums(state: Mapping[str, Tensor], layout: SumLayout) -> tuple[Numbers | None, dict[str, Tensor]]:
+    """The sum of each tensor; on the CPU all are parts of one block."""
+    if any(tensor.device.type != "cpu" for tensor in state.values()):
+        return None, {
+            name: torch.zeros(tensor.shape, dtype=torch.int64, device=tensor.device) for name, tensor in state.items()
+        }
     # One NumPy block, because NumPy asks for large pages: touching small pages for the first time takes longer than
     # adding several updates.
-    block = torch.from_numpy(np.zeros(on_cpu, dtype=np.int64))
-    sums, end = {}, 0
-    for name, tensor in state.items():
-        if tensor.device.type == "cpu":
-            start, end = end, end + tensor.numel()
-            sums[name] = block[start:end].view(tensor.shape)
-        else:
-            sums[name] = torch.zeros(tensor.shape, dtype=torch.int64, device=tensor.device)
-    return sums
-
-
-def _check_names(change: Mapping[str, Tensor], expected: Collection[str]) -> None:
-    names = set(expected)
-    if change.keys() != names:
-        missing, unknown = sorted(names - change.keys()), sorted(change.keys() - names)
-        raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
-
-
-def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], placements: Sequence[Placement]) -> None:
-    names = [placement.name for placement in placements]
-    unknown = [
-        placement for placement in placements if placement.local not in shapes or placement.name not in network.tensors
-    ]
-    if unknown:
-        raise ConfigError(
-            f"a placement adds the submodel's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them does "
-            "not exist"
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"two placements of one update add to the tensor {twice!r}, but each must have its own")
-
-
-def _check_values(placement: _TensorPlacement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
-        raise ProtocolError(
-            f"tensor {placement.local!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float "
-            f"{shape}"
-        )
-    return tensor
+    block = np.zeros(layout.size, np.int64)
+    return block, {
+        name: torch.from_numpy(block[place.start : place.start + place.size]).view(place.shape)
+        for name, place in layout.places.items()
+    }

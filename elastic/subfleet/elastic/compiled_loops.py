@@ -6,28 +6,22 @@ fast math, which may ignore NaN and round differently than PyTorch.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 ADDED_TOGETHER = 4
-"""Arrays of one region that are added to a sum in one pass; more would not fit the registers."""
+"""Updates of one submodel that are added to a sum in one pass; more would not fit the registers."""
 WORTH_COMPILING = 2**22
-"""Number of elements from which threads, and compiling for two seconds in each process, pay off."""
+"""Number of elements from which threads, and compiling for some seconds in each process, pay off."""
+_ANY = 2**62
 
 _Array = Any
-"""A contiguous NumPy array of one dimension."""
-
-
-_Rows = tuple[_Array, ...]
-"""Starts, firsts, lengths and the three arrays of parts of `subfleet.elastic.region_rows.RegionRows`."""
-_Span = tuple[int, int]
-"""The first row or element, and the one after the last."""
+"""A contiguous NumPy array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,33 +29,27 @@ class Loops:
     """The compiled loops.
 
     Attributes:
-        add: (total, values, factor, limit, rows, span) adds round(factor * values) of a float32 array to int64 sums,
-            row by row. Returns the row up to which it added; from there on it added none. That is the end of the span,
-            or a row with a value that is not finite or exceeds the float32 limit.
-        add_together: the same for tuples of `ADDED_TOGETHER` arrays and as many factors.
-        add_number: (total, number, rows) adds an integer to int64 sums, in all rows.
+        add: see `subfleet.elastic.compiled_sums`.
+        count: see `count_cells`.
         move: (old, total, (units, clients), (least, scale), new, span) writes old + total / (units / scale), computed
             in float64, to the elements of a span of the float32 array `new`. Units and clients have a number for each
             cell of equally many elements. It writes old where the int64 total is 0, or clients are fewer than least,
             and returns True.
     """
 
-    add: Callable[[_Array, _Array, float, np.float32, _Rows, _Span], int]
-    add_together: Callable[[_Array, tuple[_Array, ...], tuple[float, ...], np.float32, _Rows, _Span], int]
-    add_number: Callable[[_Array, int, _Rows], None]
-    move: Callable[[_Array, _Array, tuple[_Array, ...], tuple[int, float], _Array, _Span], bool]
+    add: Callable[..., bool]
+    count: Callable[..., None]
+    move: Callable[[_Array, _Array, tuple[_Array, ...], tuple[int, float], _Array, tuple[int, int]], bool]
 
 
-def loops_and_threads(tensors: Sequence[Tensor], *, passes: int = 1) -> tuple[Loops | None, int]:
-    """The compiled loops, if any, and the number of threads for these tensors.
+def loops_for(element_count: int) -> Loops | None:
+    """The compiled loops, if so many elements on the CPU pay off and Numba is installed."""
+    return compile_loops() if element_count >= WORTH_COMPILING else None
 
-    Without loops and with one thread if the tensors are not on the CPU or too small to pay off, although there are so
-    many passes over them; otherwise `torch.get_num_threads()` threads.
-    """
-    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    if not on_cpu or passes * sum(tensor.numel() for tensor in tensors) < WORTH_COMPILING:
-        return None, 1
-    return compile_loops(), torch.get_num_threads()
+
+def threads_for(element_count: int) -> int:
+    """The number of threads that pay off for so many elements on the CPU."""
+    return torch.get_num_threads() if element_count >= WORTH_COMPILING else 1
 
 
 @cache
@@ -72,89 +60,182 @@ def compile_loops() -> Loops | None:
     import numba
 
     compiled = numba.njit(nogil=True, error_model="numpy")
-    units = numba.njit(lambda value, factor: np.int64(np.rint(np.float64(value) * factor)))
-    place = compiled(_place)
+    units = numba.njit(_make_units())
+    one, four = (compiled(_make_add_row(compiled(make(units)))) for make in (_make_place_one, _make_place_four))
+    entry = compiled(_make_add_entry(compiled(_make_floats_at()), compiled(_find_row), one, four))
     return Loops(
-        add=compiled(_make_add(units, place)),
-        add_together=compiled(_make_add_together(units, place)),
-        add_number=compiled(_add_number),
+        add=compiled(_make_add(entry)),
+        count=compiled(count_cells),
         move=compiled(_move),
     )
 
 
-def _place(total, row, numbers, rows):  # type: ignore[no-untyped-def]
-    """Add the integers of a row to the elements of its parts."""
-    start, parts, firsts, lengths = rows[0][row], rows[3], rows[4], rows[5]
-    for part in range(parts.size):
-        begin, first, length = start + parts[part], firsts[part], lengths[part]
-        # Slices first: indices that may be negative would prevent vectorisation.
-        block, own = total[begin : begin + length], numbers[first : first + length]
-        for i in range(block.size):
-            block[i] += own[i]
+def count_cells(counts, counting, rows, numbers):  # type: ignore[no-untyped-def]
+    """Add a number for each tensor to the cells that a submodel holds of it; also runs as it stands.
+
+    Args:
+        counts: int64 block of cells.
+        counting: of the `subfleet.elastic.sum_layout.SumLayout`.
+        rows: arrays of a `subfleet.elastic.submodel_rows.SubmodelRows`, in the order of its attributes.
+        numbers: (tensors,).
+    """
+    firsts, entries, lists, runs = rows
+    for tensor in range(counting.shape[0]):
+        cell = counting[tensor, 1]
+        for own in range(firsts[tensor], firsts[tensor + 1] if numbers[tensor] else 0):
+            entry = entries[own]
+            parts, width = runs[entry[6] : entry[7]], entry[8] // cell
+            low = parts[:, 0].min()
+            # A row of the whole width is added faster than one run after another.
+            cells = np.zeros(((parts[:, 0] + parts[:, 1]).max() - low) * width, np.int64)
+            for part in range(parts.shape[0]):
+                begin = (parts[part, 0] - low) * width
+                cells[begin : begin + parts[part, 1] * width] = numbers[tensor]
+            first = counting[tensor, 2] + low * width
+            for row in range(entry[0], entry[1]):
+                begin = first + (entry[2] + lists[row, 0] * entry[3] - counting[tensor, 0]) // cell
+                block = counts[begin : begin + cells.size]
+                block += cells
 
 
-def _make_add(units: Any, place: Any) -> Any:
-    def add(total, values, factor, limit, rows, span):  # type: ignore[no-untyped-def]
-        whole = rows[3].size == 0
-        memory = np.empty(0 if whole else rows[2][span[0]], np.int64)  # all rows in parts are as long
-        for row in range(span[0], span[1]):
-            start, first, length = rows[0][row], rows[1][row], rows[2][row]
-            a, allowed = values[first : first + length], True
-            for i in range(a.size):
-                allowed &= abs(a[i]) <= limit  # NaN fails this comparison, too
-            if not allowed:
-                return row
-            if whole:
-                block = total[start : start + length]
-                for i in range(block.size):
-                    block[i] += units(a[i], factor)
-            else:
-                for i in range(memory.size):
-                    memory[i] = units(a[i], factor)
-                place(total, row, memory, rows)
-        return span[1]
+def _make_units() -> Any:
+    from llvmlite import ir
+    from numba import types
+    from numba.core.cgutils import get_or_insert_function
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def to_nearest(context, number):  # type: ignore[no-untyped-def]
+        # One instruction for a vector of numbers, where rint and a conversion are two.
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            kind = ir.FunctionType(ir.IntType(64), [ir.DoubleType()])
+            return builder.call(get_or_insert_function(builder.module, kind, "llvm.llrint.i64.f64"), arguments)
+
+        return types.int64(types.float64), generate
+
+    def units(value, factor, limit):  # type: ignore[no-untyped-def]
+        # NaN fails this comparison, too. A value that is refused adds nothing, so that the others can be undone.
+        return to_nearest(np.float64(value) * factor) if abs(value) <= limit else np.int64(0)
+
+    return units
+
+
+def _make_floats_at() -> Any:
+    from numba import carray, types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def point(context, address):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(types.float32)(types.int64), generate
+
+    def floats_at(address, first, count):  # type: ignore[no-untyped-def]
+        return carray(point(address + 4 * first), count)
+
+    return floats_at
+
+
+def _make_add(add_entry: Any) -> Any:
+    def add(sums, chunks, rows, updates, sign, progress):  # type: ignore[no-untyped-def]
+        groups = updates[0]
+        for number in range(chunks.shape[0]):
+            tensor, most, done = chunks[number, 0], progress[number] if sign < 0 else _ANY, 0
+            for group in range(groups.shape[0]):
+                firsts = rows[0][groups[group, 0]]
+                for entry in range(firsts[tensor], firsts[tensor + 1] if updates[1][groups[group, 1], tensor] else 0):
+                    where = chunks[number], rows[1][entry], sign, done, most
+                    done = add_entry(sums, rows, updates, groups[group], where)
+                    if done < 0 and sign > 0:
+                        progress[number] = -done
+                        return False
+                    done = abs(done)  # a refused row is the last one that is undone
+            progress[number] = done
+        return True
 
     return add
 
 
-def _make_add_together(units: Any, place: Any) -> Any:
-    def add_together(total, values, factors, limit, rows, span):  # type: ignore[no-untyped-def]
-        f, g, h, k = factors
-        whole = rows[3].size == 0
-        memory = np.empty(0 if whole else rows[2][span[0]], np.int64)
-        for row in range(span[0], span[1]):
-            start, first, last = rows[0][row], rows[1][row], rows[1][row] + rows[2][row]
-            a, b, c, d = values[0][first:last], values[1][first:last], values[2][first:last], values[3][first:last]
-            allowed = True
-            for i in range(a.size):
-                allowed &= (abs(a[i]) <= limit) & (abs(b[i]) <= limit) & (abs(c[i]) <= limit) & (abs(d[i]) <= limit)
-            if not allowed:
-                return row
-            if whole:
-                block = total[start : start + last - first]
-                for i in range(block.size):
-                    block[i] += units(a[i], f) + units(b[i], g) + units(c[i], h) + units(d[i], k)
+def _make_add_entry(floats_at: Any, find_row: Any, add_one: Any, add_four: Any) -> Any:
+    """The loop over an entry's rows in a chunk, for one update or four; returns what `_make_add_row` says."""
+
+    def add_entry(sums, rows, updates, group, where):  # type: ignore[no-untyped-def]
+        chunk, entry, sign, done, most = where
+        lists, addresses, factors = rows[2], updates[1][:, chunk[0]], updates[2][:, chunk[0]]
+        start, step, length, limit = entry[2], entry[3], entry[5], updates[3][chunk[0]]
+        parts, at = rows[3][entry[6] : entry[7]], group[1]
+        for row in range(find_row(lists, entry, chunk[1]), entry[1]):
+            first = start + lists[row, 0] * step
+            if first >= chunk[2] or done < 0 or done == most:
+                break
+            origin, place = entry[4] + lists[row, 1] * length, (first, entry[8], done)
+            a, f = floats_at(addresses[at], origin, length), sign * factors[at]
+            if group[2] == 1:
+                done = add_one(sums, (a,), (f,), limit, parts, place)
             else:
-                for i in range(memory.size):
-                    memory[i] = units(a[i], f) + units(b[i], g) + units(c[i], h) + units(d[i], k)
-                place(total, row, memory, rows)
-        return span[1]
+                b, g = floats_at(addresses[at + 1], origin, length), sign * factors[at + 1]
+                c, h = floats_at(addresses[at + 2], origin, length), sign * factors[at + 2]
+                d, k = floats_at(addresses[at + 3], origin, length), sign * factors[at + 3]
+                done = add_four(sums, (a, b, c, d), (f, g, h, k), limit, parts, place)
+        return done
 
-    return add_together
+    return add_entry
 
 
-def _add_number(total, number, rows):  # type: ignore[no-untyped-def]
-    for row in range(rows[0].size):
-        start, length = rows[0][row], rows[2][row]
-        if rows[3].size == 0:
-            block = total[start : start + length]
-            for i in range(block.size):
-                block[i] += number
-        for part in range(rows[3].size):
-            begin = start + rows[3][part]
-            block = total[begin : begin + rows[5][part]]
-            for i in range(block.size):
-                block[i] += number
+def _make_add_row(place: Any) -> Any:
+    """The loop over a row: returns the rows done so far with this one, or minus that if a value of it is refused."""
+
+    def add_row(sums, arrays, factors, limit, runs, where):  # type: ignore[no-untyped-def]
+        start, stride, done = where
+        begin, allowed = 0, True
+        for run in range(runs.shape[0]):
+            first, length = start + runs[run, 0] * stride, runs[run, 1] * stride
+            allowed &= place(sums[first : first + length], arrays, begin, factors, limit)
+            begin += length
+        return done + 1 if allowed else -1 - done
+
+    return add_row
+
+
+def _make_place_one(units: Any) -> Any:
+    def place_one(block, arrays, begin, factors, limit):  # type: ignore[no-untyped-def]
+        # Slices first: indices that may be negative would prevent vectorisation.
+        a, f, allowed = arrays[0][begin : begin + block.size], factors[0], True
+        for i in range(block.size):
+            x = a[i]
+            allowed &= abs(x) <= limit
+            block[i] += units(x, f, limit)
+        return allowed
+
+    return place_one
+
+
+def _make_place_four(units: Any) -> Any:
+    def place_four(block, arrays, begin, factors, limit):  # type: ignore[no-untyped-def]
+        end = begin + block.size
+        a, b, c, d = arrays[0][begin:end], arrays[1][begin:end], arrays[2][begin:end], arrays[3][begin:end]
+        f, g, h, k = factors
+        allowed = True
+        for i in range(block.size):
+            w, x, y, z = a[i], b[i], c[i], d[i]
+            allowed &= (abs(w) <= limit) & (abs(x) <= limit) & (abs(y) <= limit) & (abs(z) <= limit)
+            block[i] += units(w, f, limit) + units(x, g, limit) + units(y, h, limit) + units(z, k, limit)
+        return allowed
+
+    return place_four
+
+
+def _find_row(lists, entry, low):  # type: ignore[no-untyped-def]
+    """The first row of an entry that begins at an element or after it."""
+    first, last = entry[0], entry[1]
+    while first < last:
+        middle = (first + last) // 2
+        if entry[2] + lists[middle, 0] * entry[3] < low:
+            first = middle + 1
+        else:
+            last = middle
+    return first
 
 
 def _move(old, total, counts, limits, new, span):  # type: ignore[no-untyped-def]

@@ -1,11 +1,14 @@
 """Maps between the tensors of a submodel and those of the full network."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,52 +32,121 @@ class TensorMap(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptIndices:
+    """The indices that a submodel keeps of a factor, in its own order; all tensors that run over the factor share them.
+
+    Attributes:
+        size: number of indices of the factor.
+        indices: those kept, at least one and each once; a range if they are consecutive.
+        is_whole: whether all are kept, in their order; follows from the others.
+    """
+
+    size: int
+    indices: Sequence[int]
+    is_whole: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_whole", self.indices == range(self.size))
+
+    @cached_property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The indices as an array."""
+        return np.array(self.indices, np.int64)
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The indices as a tensor; it shares memory with the array."""
+        return torch.from_numpy(self.numbers)
+
+    @cached_property
+    def runs(self) -> npt.NDArray[np.int64]:
+        """(n, 2): the first index of each run of consecutive ones, and its length, in the submodel's order."""
+        if isinstance(self.indices, range):
+            return np.array([(self.indices.start, len(self.indices))])
+        edges = np.flatnonzero(self.numbers[1:] != self.numbers[:-1] + 1) + 1
+        edges = np.concatenate([[0], edges, [len(self.indices)]])
+        return np.stack([self.numbers[edges[:-1]], edges[1:] - edges[:-1]], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Gather:
     """Selects indices of each factor of each dimension independently.
 
     Attributes:
-        index: a slice for each factor; or, if the indices of any factor are not a slice, an index tensor for each,
-            shaped to broadcast against the others.
-        unfolded: shape of the full tensor with one dimension for each factor; None if no dimension is a product.
-        unfolded_local: the same shape of the local tensor.
-        local: shape of the local tensor.
+        kept: the indices of each factor.
+        folded: shape of the local tensor if any dimension is a product; else None.
     """
 
-    index: tuple[slice, ...] | tuple[Tensor, ...]
-    unfolded: tuple[int, ...] | None = None
-    unfolded_local: tuple[int, ...] | None = None
-    local: tuple[int, ...] | None = None
+    kept: tuple[KeptIndices, ...]
+    folded: tuple[int, ...] | None = None
 
-    def measure_local(self) -> tuple[int, ...]:
-        """The shape of the local tensor."""
-        return self.local or tuple(
-            own.stop - own.start if isinstance(own, slice) else own.numel() for own in self.index
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape of the full tensor with one dimension for each factor."""
+        return tuple([own.size for own in self.kept])
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The same of the local tensor."""
+        return tuple([len(own.indices) for own in self.kept])
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements of the full tensor from an index of each factor to the next one."""
+        return _find_strides(self.sizes)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the local tensor."""
+        return self.folded or self.lengths
+
+    @property
+    def last_cut(self) -> int | None:
+        """The last factor of which indices are left out or moved."""
+        for dim in range(len(self.kept) - 1, -1, -1):
+            if not self.kept[dim].is_whole:
+                return dim
+        return None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the local tensor is the full one."""
+        return self.last_cut is None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether `extract` shares memory with the full tensor, whatever that is."""
+        return self.folded is None and all(isinstance(own.indices, range) for own in self.kept)
+
+    @cached_property
+    def index(self) -> tuple[slice, ...] | tuple[Tensor, ...]:
+        """A slice for each factor; or, if any has none, a tensor for each, shaped to broadcast against the others."""
+        slices = tuple(
+            slice(own.indices[0], own.indices[-1] + 1) for own in self.kept if isinstance(own.indices, range)
         )
+        if len(slices) == len(self.kept):
+            return slices
+        after = reversed(range(len(self.kept)))
+        return tuple(own.tensor.reshape(-1, *[1] * count) for own, count in zip(self.kept, after, strict=True))
 
     def extract(self, tensor: Tensor) -> Tensor:
         """The local tensor: a view if all factors are slices and no dimension is a product, else a copy."""
-        if self.unfolded is None or self.local is None:
+        if self.folded is None:
             return tensor[self.index]
-        return tensor.reshape(self.unfolded)[self.index].reshape(self.local)
+        return tensor.reshape(self.sizes)[self.index].reshape(self.folded)
 
     def scatter(self, local: Tensor, into: Tensor) -> None:
         """Add `local` to its elements of `into`, in place. Every index occurs once, so nothing is added twice."""
-        if self.unfolded is None or self.unfolded_local is None:
+        if self.folded is None:
             into[self.index] += local
         else:
-            into.view(self.unfolded)[self.index] += local.reshape(self.unfolded_local)
+            into.view(self.sizes)[self.index] += local.reshape(self.lengths)
 
 
-def drop_dims(gather: Gather, count: int) -> Gather:
-    """The map of a tensor without its last dimensions, which it does not cut and which are no products."""
-    index = tuple(own if isinstance(own, slice) else own.reshape(own.shape[:-count]) for own in gather.index[:-count])
-    return Gather(
-        index=index,  # type: ignore[arg-type]
-        unfolded=gather.unfolded and gather.unfolded[:-count],
-        unfolded_local=gather.unfolded_local and gather.unfolded_local[:-count],
-        local=gather.local and gather.local[:-count],
-    )
+@lru_cache
+def _find_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,44 +283,32 @@ def _reduce_factors(
 def _gather_all(
     network: Network, names: Iterable[str], sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]
 ) -> dict[str, TensorMap]:
-    """The maps of tensors that keep some indices of each axis; see `_gather_of`."""
-    kept = {**indices, **{name: list_sum_indices(parts, sizes, indices) for name, parts in network.sums.items()}}
-    tensors = cache(lambda factor: torch.tensor(list(_list_kept(factor, kept))))
-    return {name: _gather_of(network.tensors[name], sizes, kept, tensors) for name in names}
-
-
-def _list_kept(factor: str | int, kept: Mapping[str, Sequence[int]]) -> Sequence[int]:
-    return range(factor) if isinstance(factor, int) else kept[factor]
-
-
-def _gather_of(
-    decl: TensorDecl,
-    sizes: Mapping[str, int],
-    kept: Mapping[str, Sequence[int]],
-    tensors: Callable[[str | int], Tensor],
-) -> Gather:
-    """Create the map that keeps some indices of each axis and sum.
+    """The maps of tensors that keep some indices of each axis.
 
     Args:
-        decl: the tensor.
-        sizes: sizes of the axes and sums in the tensor that is cut.
-        kept: indices of each.
-        tensors: returns the kept indices of a factor as a tensor.
+        network: the network.
+        names: of the tensors.
+        sizes: sizes of the axes and sums in the tensors that are cut.
+        indices: kept indices of each axis.
     """
-    factors = [factor for dim in decl.factors for factor in dim]
-    of_factors = [_list_kept(factor, kept) for factor in factors]
-    slices = tuple(slice(own.start, own.stop) for own in of_factors if isinstance(own, range))
-    shapes = ([-1 if place == at else 1 for place in range(len(factors))] for at in range(len(factors)))
-    index = (
-        slices
-        if len(slices) == len(factors)
-        else tuple(tensors(factor).reshape(shape) for factor, shape in zip(factors, shapes, strict=True))
-    )
-    if len(factors) == len(decl.shape):
-        return Gather(index=index)
-    return Gather(
-        index=index,
-        unfolded=factor_sizes(factors, sizes),
-        unfolded_local=tuple(map(len, of_factors)),
-        local=decl.local_shape({name: len(own) for name, own in kept.items()}),
-    )
+    of_sums = {name: list_sum_indices(parts, sizes, indices) for name, parts in network.sums.items()}
+    kept = {
+        name: KeptIndices(size=sizes[name], indices=_find_range(own)) for name, own in {**indices, **of_sums}.items()
+    }
+    lengths = {name: len(own.indices) for name, own in kept.items()}
+
+    @cache
+    def keep(factor: str | int) -> KeptIndices:
+        return kept[factor] if isinstance(factor, str) else KeptIndices(size=factor, indices=range(factor))
+
+    return {name: _gather_of(network.tensors[name], lengths, keep) for name in names}
+
+
+def _find_range(indices: Sequence[int]) -> Sequence[int]:
+    consecutive = range(indices[0], indices[0] + len(indices))
+    return consecutive if list(indices) == list(consecutive) else indices
+
+
+def _gather_of(decl: TensorDecl, lengths: Mapping[str, int], keep: Callable[[str | int], KeptIndices]) -> Gather:
+    kept = tuple(map(keep, chain.from_iterable(decl.factors)))
+    return Gather(kept=kept, folded=None if len(kept) == len(decl.shape) else decl.local_shape(lengths))

@@ -12,7 +12,8 @@ from torch import Tensor, as_tensor
 from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.aggregation.updates import open_update
 from subfleet.aggregation.views import Tensors, View, choose_model, unmark_trained
-from subfleet.elastic.accumulator import Accumulator, Contribution
+from subfleet.elastic.accumulator import Accumulator
+from subfleet.elastic.contributions import Contribution
 from subfleet.elastic.distillation import distil, draw_students
 from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
