@@ -78,7 +78,7 @@ def test_rows_are_the_elements_of_maps(data: st.DataObject, chunk: int, longest:
     assert loops is not None
     ways: tuple[Callable[..., None], ...] = (count_cells, loops.count)
     for block, count in zip(counts, ways, strict=True):
-        count(block, layout.counting, rows.arrays, numbers)
+        count(block, layout.cells, rows, numbers)
     assert (counts[0] == counts[1]).all()
     for position, (own, decl, _) in enumerate(drawn):
         check_tensor(layout, rows, own, decl.name)

@@ -9,10 +9,12 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from subfleet.elastic.submodel_rows import SubmodelRows
 
 ADDED_TOGETHER = 4
 """Updates of one submodel that are added to a sum in one pass; more would not fit the registers."""
@@ -23,13 +25,35 @@ _ANY = 2**62
 _Array = Any
 """A contiguous NumPy array."""
 
+GROUP = np.dtype([("submodel", np.int64), ("first", np.int64), ("count", np.int64)])
+"""Updates of one submodel that are added together: its position, the first of them, and their number, 1 or 4."""
+
+
+class Updates(NamedTuple):
+    """Updates that are added to sums.
+
+    Attributes:
+        groups: (groups,) of `GROUP`.
+        addresses: (updates, tensors): of the float32 values of each tensor; 0 if it is not added.
+        factors: (updates, tensors): round(value * factor) is added.
+        limits: (tensors,): largest absolute values, float32.
+    """
+
+    groups: _Array
+    addresses: _Array
+    factors: _Array
+    limits: _Array
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loops:
     """The compiled loops.
 
     Attributes:
-        add: see `subfleet.elastic.compiled_sums`.
+        add: (sums, chunks, rows, updates, sign, progress) adds all updates to chunks of the sums, chunk by chunk; rows
+            are those of several submodels. It writes to `progress` how many rows it added in each chunk. A row with a
+            value that is not finite or exceeds its limit is the last one, and False is returned. With sign -1 it
+            subtracts as many rows in each chunk as `progress` says.
         count: see `count_cells`.
         move: (old, total, (units, clients), (least, scale), new, span) writes old + total / (units / scale), computed
             in float64, to the elements of a span of the float32 array `new`. Units and clients have a number for each
@@ -37,8 +61,8 @@ class Loops:
             and returns True.
     """
 
-    add: Callable[..., bool]
-    count: Callable[..., None]
+    add: Callable[[_Array, _Array, SubmodelRows, Updates, int, _Array], bool]
+    count: Callable[[_Array, _Array, SubmodelRows, _Array], None]
     move: Callable[[_Array, _Array, tuple[_Array, ...], tuple[int, float], _Array, tuple[int, int]], bool]
 
 
@@ -70,30 +94,29 @@ def compile_loops() -> Loops | None:
     )
 
 
-def count_cells(counts, counting, rows, numbers):  # type: ignore[no-untyped-def]
+def count_cells(counts, tensors, rows, numbers):  # type: ignore[no-untyped-def]
     """Add a number for each tensor to the cells that a submodel holds of it; also runs as it stands.
 
     Args:
         counts: int64 block of cells.
-        counting: of the `subfleet.elastic.sum_layout.SumLayout`.
-        rows: arrays of a `subfleet.elastic.submodel_rows.SubmodelRows`, in the order of its attributes.
+        tensors: (tensors,) of `subfleet.elastic.sum_layout.CELLS`.
+        rows: of the submodel.
         numbers: (tensors,).
     """
-    firsts, entries, lists, runs = rows
-    for tensor in range(counting.shape[0]):
-        cell = counting[tensor, 1]
-        for own in range(firsts[tensor], firsts[tensor + 1] if numbers[tensor] else 0):
-            entry = entries[own]
-            parts, width = runs[entry[6] : entry[7]], entry[8] // cell
-            low = parts[:, 0].min()
+    for tensor in range(tensors.size):
+        start, size = tensors[tensor]["start"], tensors[tensor]["size"]
+        for number in range(rows.firsts[tensor], rows.firsts[tensor + 1] if numbers[tensor] else 0):
+            entry = rows.entries[number]
+            runs, width = rows.runs[entry["first_run"] : entry["last_run"]], entry["stride"] // size
+            low = runs[:, 0].min()
             # A row of the whole width is added faster than one run after another.
-            cells = np.zeros(((parts[:, 0] + parts[:, 1]).max() - low) * width, np.int64)
-            for part in range(parts.shape[0]):
-                begin = (parts[part, 0] - low) * width
-                cells[begin : begin + parts[part, 1] * width] = numbers[tensor]
-            first = counting[tensor, 2] + low * width
-            for row in range(entry[0], entry[1]):
-                begin = first + (entry[2] + lists[row, 0] * entry[3] - counting[tensor, 0]) // cell
+            cells = np.zeros(((runs[:, 0] + runs[:, 1]).max() - low) * width, np.int64)
+            for run in range(runs.shape[0]):
+                begin = (runs[run, 0] - low) * width
+                cells[begin : begin + runs[run, 1] * width] = numbers[tensor]
+            first = tensors[tensor]["first"] + low * width
+            for row in range(entry["first"], entry["last"]):
+                begin = first + (entry["start"] + rows.lists[row, 0] * entry["step"] - start) // size
                 block = counts[begin : begin + cells.size]
                 block += cells
 
@@ -139,14 +162,14 @@ def _make_floats_at() -> Any:
 
 def _make_add(add_entry: Any) -> Any:
     def add(sums, chunks, rows, updates, sign, progress):  # type: ignore[no-untyped-def]
-        groups = updates[0]
-        for number in range(chunks.shape[0]):
-            tensor, most, done = chunks[number, 0], progress[number] if sign < 0 else _ANY, 0
-            for group in range(groups.shape[0]):
-                firsts = rows[0][groups[group, 0]]
-                for entry in range(firsts[tensor], firsts[tensor + 1] if updates[1][groups[group, 1], tensor] else 0):
-                    where = chunks[number], rows[1][entry], sign, done, most
-                    done = add_entry(sums, rows, updates, groups[group], where)
+        for number in range(chunks.size):
+            tensor, most, done = chunks[number]["tensor"], progress[number] if sign < 0 else _ANY, 0
+            for position in range(updates.groups.size):
+                group = updates.groups[position]
+                firsts, is_added = rows.firsts[group["submodel"]], updates.addresses[group["first"], tensor] != 0
+                for entry in range(firsts[tensor], firsts[tensor + 1] if is_added else 0):
+                    where = chunks[number], rows.entries[entry], sign, done, most
+                    done = add_entry(sums, rows, updates, group, where)
                     if done < 0 and sign > 0:
                         progress[number] = -done
                         return False
@@ -162,22 +185,25 @@ def _make_add_entry(floats_at: Any, find_row: Any, add_one: Any, add_four: Any) 
 
     def add_entry(sums, rows, updates, group, where):  # type: ignore[no-untyped-def]
         chunk, entry, sign, done, most = where
-        lists, addresses, factors = rows[2], updates[1][:, chunk[0]], updates[2][:, chunk[0]]
-        start, step, length, limit = entry[2], entry[3], entry[5], updates[3][chunk[0]]
-        parts, at = rows[3][entry[6] : entry[7]], group[1]
-        for row in range(find_row(lists, entry, chunk[1]), entry[1]):
-            first = start + lists[row, 0] * step
-            if first >= chunk[2] or done < 0 or done == most:
+        tensor, at, length = chunk["tensor"], group["first"], entry["length"]
+        addresses, factors, limit = updates.addresses[:, tensor], updates.factors[:, tensor], updates.limits[tensor]
+        runs = rows.runs[entry["first_run"] : entry["last_run"]]
+        for row in range(find_row(rows.lists, entry, chunk["first"]), entry["last"]):
+            start, origin = (
+                entry["start"] + rows.lists[row, 0] * entry["step"],
+                entry["origin"] + rows.lists[row, 1] * length,
+            )
+            if start >= chunk["last"] or done < 0 or done == most:
                 break
-            origin, place = entry[4] + lists[row, 1] * length, (first, entry[8], done)
+            place = start, entry["stride"], done
             a, f = floats_at(addresses[at], origin, length), sign * factors[at]
-            if group[2] == 1:
-                done = add_one(sums, (a,), (f,), limit, parts, place)
+            if group["count"] == 1:
+                done = add_one(sums, (a,), (f,), limit, runs, place)
             else:
                 b, g = floats_at(addresses[at + 1], origin, length), sign * factors[at + 1]
                 c, h = floats_at(addresses[at + 2], origin, length), sign * factors[at + 2]
                 d, k = floats_at(addresses[at + 3], origin, length), sign * factors[at + 3]
-                done = add_four(sums, (a, b, c, d), (f, g, h, k), limit, parts, place)
+                done = add_four(sums, (a, b, c, d), (f, g, h, k), limit, runs, place)
         return done
 
     return add_entry
@@ -228,10 +254,10 @@ def _make_place_four(units: Any) -> Any:
 
 def _find_row(lists, entry, low):  # type: ignore[no-untyped-def]
     """The first row of an entry that begins at an element or after it."""
-    first, last = entry[0], entry[1]
+    first, last = entry["first"], entry["last"]
     while first < last:
         middle = (first + last) // 2
-        if entry[2] + lists[middle, 0] * entry[3] < low:
+        if entry["start"] + lists[middle, 0] * entry["step"] < low:
             first = middle + 1
         else:
             last = middle

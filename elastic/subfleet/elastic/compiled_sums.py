@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from subfleet.elastic.compiled_loops import ADDED_TOGETHER, Loops
+from subfleet.elastic.compiled_loops import ADDED_TOGETHER, GROUP, Loops, Updates
 from subfleet.elastic.contributions import Reading
 from subfleet.elastic.exact_sums import run_until_one_fails
-from subfleet.elastic.submodel_rows import SubmodelRows
+from subfleet.elastic.submodel_rows import join_rows
 from subfleet.elastic.sum_layout import Numbers, SumLayout
 
 _SPANS = 8
@@ -52,7 +52,7 @@ class CompiledBatch:
         # float32 like the values, so that the comparison converts nothing; a larger limit is no limit.
         limits = np.minimum(np.ldexp(1.0, exponents), np.finfo(np.float32).max).astype(np.float32)
         rows = list({id(reading.held.rows): reading.held.rows for reading in readings}.values())
-        self._rows = _join(rows)
+        self._rows = join_rows(rows)
         groups: list[tuple[int, int, int]] = []
         order: list[int] = []
         for position, own in enumerate(rows):
@@ -63,7 +63,9 @@ class CompiledBatch:
         repeated = np.array([at > 0 and order[at] == order[at - 1] for at in range(len(order))])
         ordered = factors[order]
         ordered[repeated] = 0
-        self._updates = np.array(groups, np.int64), self._addresses[order], ordered, limits
+        self._updates = Updates(
+            groups=np.array(groups, GROUP), addresses=self._addresses[order], factors=ordered, limits=limits
+        )
         self._progress = np.zeros(len(layout.chunks), np.int64)
 
     def list_left(self, position: int) -> list[str]:
@@ -106,17 +108,3 @@ class CompiledBatch:
 def _find_address(tensor: Tensor) -> int:
     plain = tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
     return tensor.data_ptr() if plain else 0
-
-
-def _join(rows: Sequence[SubmodelRows]) -> tuple[Numbers, ...]:
-    """The arrays of all submodels: the first entries of each, and the others one after another."""
-    firsts, entries, counts = [], [], np.zeros(3, np.int64)
-    for own in rows:
-        firsts.append(own.firsts + counts[0])
-        moved = own.entries.copy()
-        moved[:, :2] += counts[1]
-        moved[:, 6:8] += counts[2]
-        entries.append(moved)
-        counts += (len(own.entries), len(own.lists), len(own.runs))
-    lists, runs = (np.concatenate(arrays) for arrays in zip(*((own.lists, own.runs) for own in rows), strict=True))
-    return np.stack(firsts), np.concatenate(entries), lists, runs

@@ -133,9 +133,9 @@ class HolderCounts:
         if self._submodels and self._cells is None:
             self._cells = np.zeros((2, self._layout.cell_count), np.int64)
         for submodel, counts in self._submodels.values():
-            loops, rows = loops_for(4 * self._layout.size), submodel.rows.arrays
+            loops, rows = loops_for(4 * self._layout.size), submodel.rows
             count = count_cells if loops is None else loops.count
             for block, numbers in zip(self._cells if self._cells is not None else (), counts, strict=True):
-                count(block, self._layout.counting, rows, numbers)
+                count(block, self._layout.cells, rows, numbers)
             self._has_parts |= counts[0] > 0
         self._submodels.clear()

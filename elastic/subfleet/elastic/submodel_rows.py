@@ -6,36 +6,13 @@ where they begin only. So a tensor takes a few numbers, and the indices of an ax
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from subfleet.elastic.maps import Gather, KeptIndices, TensorMap
 from subfleet.elastic.sum_layout import Numbers, SumLayout, TensorPlace, join_indices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SubmodelRows:
-    """Rows of all tensors of a submodel.
-
-    Attributes:
-        firsts: (tensors + 1,): the first entry of each tensor of the layout, and the number of entries. A tensor that
-            the submodel lacks, or whose map keeps no indices of factors, has none.
-        entries: (entries, 9): the columns of `Entry`.
-        lists: (n, 2): indices of rows, ascending in each list, and their places in the submodel's order.
-        runs: (n, 2): the first index of each run of consecutive ones in a row, and their number.
-    """
-
-    firsts: Numbers
-    entries: Numbers
-    lists: Numbers
-    runs: Numbers
-
-    @property
-    def arrays(self) -> tuple[Numbers, ...]:
-        """All arrays, in the order of the attributes."""
-        return self.firsts, self.entries, self.lists, self.runs
 
 
 class Entry(NamedTuple):
@@ -64,6 +41,27 @@ class Entry(NamedTuple):
     stride: int
 
 
+ENTRY = np.dtype([(name, np.int64) for name in Entry._fields])
+"""An entry in an array, as the loops read it."""
+
+
+class SubmodelRows(NamedTuple):
+    """Rows of all tensors of a submodel, or of several.
+
+    Attributes:
+        firsts: (tensors + 1,): the first entry of each tensor of the layout, and the number of entries. A tensor that
+            the submodel lacks, or whose map keeps no indices of factors, has none. Of several submodels: one for each.
+        entries: (entries,) of `ENTRY`.
+        lists: (n, 2): indices of rows, ascending in each list, and their places in the submodel's order.
+        runs: (n, 2): the first index of each run of consecutive ones in a row, and their number.
+    """
+
+    firsts: Numbers
+    entries: npt.NDArray[np.void]
+    lists: Numbers
+    runs: Numbers
+
+
 def describe_rows(maps: Mapping[str, TensorMap], layout: SumLayout) -> SubmodelRows:
     """Describe the rows of maps by the names of their tensors in the layout."""
     firsts: list[int] = []
@@ -77,7 +75,7 @@ def describe_rows(maps: Mapping[str, TensorMap], layout: SumLayout) -> SubmodelR
             entries += _list_entries(tensor_map, place, lists, runs)
     return SubmodelRows(
         firsts=np.array([*firsts, len(entries)]),
-        entries=np.array(entries, np.int64).reshape(-1, len(Entry._fields)),
+        entries=np.array(entries, ENTRY),
         lists=lists.join(),
         runs=runs.join(),
     )
@@ -153,3 +151,21 @@ def _order(numbers: Numbers) -> Numbers:
     """(n, 2): ascending numbers and their places."""
     order = np.argsort(numbers, kind="stable")
     return np.stack([numbers[order], order], axis=1)
+
+
+def join_rows(submodels: Sequence[SubmodelRows]) -> SubmodelRows:
+    """The rows of several submodels; `firsts` is (submodels, tensors + 1)."""
+    firsts, entries, counts = [], [], np.zeros(3, np.int64)
+    for own in submodels:
+        moved = own.entries.copy()
+        for name, count in (("first", 1), ("last", 1), ("first_run", 2), ("last_run", 2)):
+            moved[name] += counts[count]
+        firsts.append(own.firsts + counts[0])
+        entries.append(moved)
+        counts += (len(own.entries), len(own.lists), len(own.runs))
+    return SubmodelRows(
+        firsts=np.stack(firsts),
+        entries=np.concatenate(entries),
+        lists=np.concatenate([own.lists for own in submodels]),
+        runs=np.concatenate([own.runs for own in submodels]),
+    )

@@ -19,6 +19,11 @@ LONGEST_ROW = 2**12
 
 Numbers = npt.NDArray[np.int64]
 
+CHUNK = np.dtype([("tensor", np.int64), ("first", np.int64), ("last", np.int64)])
+"""A chunk: the position of its tensor, its first element and the one after its last in the block of sums."""
+CELLS = np.dtype([("start", np.int64), ("size", np.int64), ("first", np.int64)])
+"""The cells of a tensor: its first element in the block of sums, a cell's size, the first in the block of counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
@@ -61,15 +66,15 @@ class SumLayout:
 
     Attributes:
         places: by name, in order.
-        chunks: (n, 3): position of a tensor, first element and the one after the last in the block.
-        counting: (tensors, 3): each tensor's first element, elements of a cell and first cell.
+        chunks: (n,) of `CHUNK`.
+        cells: (tensors,) of `CELLS`.
         size: number of elements of all tensors.
         cell_count: number of cells of all tensors.
     """
 
     places: dict[str, TensorPlace]
-    chunks: Numbers
-    counting: Numbers
+    chunks: npt.NDArray[np.void]
+    cells: npt.NDArray[np.void]
     size: int
     cell_count: int
 
@@ -104,11 +109,11 @@ def lay_out(tensors: Sequence[TensorDecl], axis_sizes: Mapping[str, int]) -> Sum
         for place in places.values()
         for first in range(0, place.size, place.chunk)
     ]
-    counting = [(place.start, place.cell, place.first_cell) for place in places.values()]
+    of_tensors = [(place.start, place.cell, place.first_cell) for place in places.values()]
     return SumLayout(
         places=places,
-        chunks=np.array(chunks, np.int64),
-        counting=np.array(counting, np.int64),
+        chunks=np.array(chunks, CHUNK),
+        cells=np.array(of_tensors, CELLS),
         size=starts[-1],
         cell_count=first_cells[-1],
     )
