@@ -6,9 +6,10 @@ python benchmarks/aggregate.py --threads 1 --clients 10 100
 python benchmarks/aggregate.py --write            # and writes benchmarks/results/aggregate.md
 python benchmarks/aggregate.py --device cuda --write       # the same on a GPU: benchmarks/results/gpu.md
 
-The updates are float32. A rate counts each byte of the updates once. The copy rate is that of `Tensor.copy_` on tensors
-as large as eight updates of the whole network; it also counts each copied byte once, although a copy reads and writes
-it. All use the same threads, in turn; medians. A round begins with what it knows of a submodel: nothing.
+The updates are float32, in batches as a server's. A rate counts each byte of the updates once. The copy rate is that of
+`Tensor.copy_` on tensors as large as eight updates of the whole network; it also counts each copied byte once, although
+a copy reads and writes it. All use the same threads, in turn; medians. A round begins with what it knows of a submodel:
+nothing.
 
 - full: every client trains the whole network.
 - prefix: 3/4, 1/2 and 1/4 of each width, in turn (HeteroFL).
@@ -27,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -40,7 +41,7 @@ from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
-from subfleet.elastic.contributions import Contribution
+from subfleet.elastic.contributions import BATCH_BYTES, Contribution, split_batches
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Family, Network
@@ -50,8 +51,8 @@ RESULTS = Path(__file__).parent / "results"
 NETWORK: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
 """ResNet-18: 11 million numbers in 60 tensors."""
 SMALL: Family = Mlp(input_shape=(64,), class_count=2, widths=(64,), depths=(1,))
-BATCH = 8
-"""Updates that are in memory at a time, and are added to the sums together."""
+COPIED = 8
+"""Updates of the whole network that are copied at once."""
 CLIENTS = (10, 100, 1000)
 KINDS = ("full", "prefix", "roll", "explicit", "mixed")
 REPEATS = 5
@@ -101,17 +102,17 @@ def main() -> None:
 def measure_rates(network: Network, kind: str, clients: int, device: torch.device) -> Rates:
     """Time a copy, aggregation in batches, aggregation one by one and a plain loop, in turn."""
     state, trained = draw_model(network, device), draw_round(network, kind, clients, device)
-    source = torch.cat([state[name].reshape(-1) for name in state] * BATCH)
+    source = torch.cat([state[name].reshape(-1) for name in state] * COPIED)
     target = torch.empty_like(source)
     maps = {architecture.architecture_id: tensor_maps(network, architecture) for architecture, _ in trained}
     runs: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
-        "aggregate": lambda: aggregate(network, state, trained, BATCH),
-        "single": lambda: aggregate(network, state, trained, 1),
+        "aggregate": lambda: aggregate(network, state, trained, list_batches(network, trained)),
+        "single": lambda: aggregate(network, state, trained, [slice(at, at + 1) for at in range(clients)]),
         "loop": lambda: aggregate_in_loop(state, trained, maps),
     }
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    aggregate(network, state, trained[:BATCH], BATCH)
+    aggregate(network, state, trained[:COPIED], [slice(0, COPIED)])
     # A copy is short: one runs before each of the others, so that all see the same load of the machine.
     for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
         seconds[name].append(_measure_seconds(runs[name], device))
@@ -130,14 +131,21 @@ def measure_rates(network: Network, kind: str, clients: int, device: torch.devic
     )
 
 
-def aggregate(network: Network, state: dict[str, Tensor], trained: Round, batch: int) -> dict[str, Tensor]:
+def list_batches(network: Network, trained: Round) -> list[slice]:
+    """The batches that a server adds together."""
+    return list(split_batches([network.parameter_count(architecture) for architecture, _ in trained]))
+
+
+def aggregate(
+    network: Network, state: dict[str, Tensor], trained: Round, batches: Sequence[slice]
+) -> dict[str, Tensor]:
     """Aggregate a round: the sums and the new model."""
     accumulator = Accumulator(network, state, total_weight=len(trained))
-    for start in range(0, len(trained), batch):
+    for batch in batches:
         accumulator.add_many(
             [
                 Contribution(architecture=architecture, change=change, weight=1.0)
-                for architecture, change in trained[start : start + batch]
+                for architecture, change in trained[batch]
             ]
         )
     return accumulator.finish()
@@ -162,10 +170,10 @@ def aggregate_in_loop(
 
 def measure_error(network: Network) -> float:
     """The largest difference of a mean from that in double precision, over the mean size of its changes."""
-    cpu, clients = torch.device("cpu"), 2 * BATCH
+    cpu, clients = torch.device("cpu"), 2 * COPIED
     trained = draw_round(network, "mixed", clients, cpu)
     state = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
-    new, worst = aggregate(network, state, trained, BATCH), 0.0
+    new, worst = aggregate(network, state, trained, list_batches(network, trained)), 0.0
     for name, tensor in new.items():
         sums, sizes, counts = (torch.zeros(tensor.shape, dtype=torch.float64) for _ in range(3))
         for architecture, change in trained:
@@ -179,14 +187,14 @@ def measure_error(network: Network) -> float:
 
 
 def draw_round(network: Network, kind: str, clients: int, device: torch.device) -> Round:
-    """Draw what each client of a round trained; clients of one shape share eight changes."""
+    """Draw what each client of a round trained; those of one shape share changes, but none does within a batch."""
     drawn: dict[tuple[tuple[int, ...], ...], list[dict[str, Tensor]]] = {}
     generator, trained = torch.Generator().manual_seed(1), []
     for client in range(clients):
         architecture = draw_architecture(network, KINDS[client % 4] if kind == "mixed" else kind, client)
         shapes = network.shapes(architecture)
         own = drawn.setdefault(tuple(shapes.values()), [])
-        if len(own) < BATCH:
+        if sum(tensor.nbytes for change in own for tensor in change.values()) < BATCH_BYTES:
             values = {name: torch.randn(shape, generator=generator) * 0.01 for name, shape in shapes.items()}
             own.append({name: tensor.to(device) for name, tensor in values.items()})
         trained.append((architecture, own[client % len(own)]))
@@ -227,11 +235,11 @@ def measure_peak_growth(clients: int) -> int:
     # Code that a process compiles once does not count for a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
     for kind in KINDS:
-        aggregate(tiny, draw_model(tiny, cpu), draw_round(tiny, kind, BATCH, cpu), BATCH)
+        aggregate(tiny, draw_model(tiny, cpu), draw_round(tiny, kind, COPIED, cpu), [slice(0, COPIED)])
     network = network_of(NETWORK)
     state, trained = draw_model(network, cpu), draw_round(network, "mixed", clients, cpu)
     before = read_resident_bytes("VmRSS")
-    aggregate(network, state, trained, BATCH)
+    aggregate(network, state, trained, list_batches(network, trained))
     return read_resident_bytes("VmHWM") - before
 
 

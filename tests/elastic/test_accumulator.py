@@ -3,17 +3,20 @@
 import random
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from elastic.elastic_cases import MLP, RESNET, random_change, random_state, to_device
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_sums, sum_layout
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
-from subfleet.elastic.contributions import Contribution
+from subfleet.elastic.contributions import BATCH_BYTES, Contribution, split_batches
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.network import Network
@@ -336,6 +339,16 @@ def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device:
         accumulator.add_many(contributions)
         results.append(to_device(torch.device("cpu"), accumulator.finish()))
     assert have_same_bits(*results)
+
+
+@given(st.lists(st.integers(1, 3 * BATCH_BYTES)))
+def test_batches_hold_all_updates_in_order_and_little_memory(counts: list[int]) -> None:
+    batches = [counts[batch] for batch in split_batches(counts)]
+    assert [count for batch in batches for count in batch] == counts
+    assert all(len(batch) <= 4 or 4 * sum(batch) <= BATCH_BYTES for batch in batches)
+    for batch, following in pairwise(batches):
+        assert len(batch) >= 4
+        assert 4 * (sum(batch) + following[0]) > BATCH_BYTES
 
 
 def test_fewer_than_one_contributor_is_refused() -> None:

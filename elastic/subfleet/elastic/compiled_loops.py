@@ -18,7 +18,7 @@ from subfleet.elastic.submodel_rows import SubmodelRows
 
 ADDED_TOGETHER = 4
 """Updates of one submodel that are added to a sum in one pass; more would not fit the registers."""
-WORTH_COMPILING = 2**22
+WORTH_COMPILING = 2**23
 """Number of elements from which threads, and compiling for some seconds in each process, pay off."""
 _ANY = 2**62
 

@@ -1,6 +1,6 @@
 """What clients learned, checked against their submodels, and where it is added to a model."""
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,30 @@ from subfleet.protocol.submodel import Architecture
 
 _MOST_PLACES = 32
 """Submodels with places in the tensors that are kept from one update to the next."""
+
+
+BATCH_BYTES = 3 * 2**27
+"""Float32 changes that are worth having in memory to be added together.
+
+Sums take twice the bytes of an update, and are read and written once for a batch.
+"""
+_LEAST_BATCH = 4
+
+
+def split_batches(parameter_counts: Sequence[int]) -> Iterator[slice]:
+    """Split updates into batches that are added together: as many as `BATCH_BYTES` hold, but at least four.
+
+    Args:
+        parameter_counts: of each update.
+    """
+    start, size_bytes = 0, 0
+    for position, count in enumerate(parameter_counts):
+        if position - start >= _LEAST_BATCH and size_bytes + 4 * count > BATCH_BYTES:
+            yield slice(start, position)
+            start, size_bytes = position, 0
+        size_bytes += 4 * count
+    if start < len(parameter_counts):
+        yield slice(start, len(parameter_counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

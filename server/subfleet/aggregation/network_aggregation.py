@@ -13,7 +13,7 @@ from subfleet.aggregation.update_ranges import UpdateRanges
 from subfleet.aggregation.updates import open_update
 from subfleet.aggregation.views import Tensors, View, choose_model, unmark_trained
 from subfleet.elastic.accumulator import Accumulator
-from subfleet.elastic.contributions import Contribution
+from subfleet.elastic.contributions import Contribution, split_batches
 from subfleet.elastic.distillation import distil, draw_students
 from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
@@ -32,8 +32,6 @@ from subfleet.rounds.weights import weigh_round
 from subfleet.transport.blob_store import BlobStore
 
 _SHARED = ""
-_TOGETHER = 8
-"""Updates that are added in one pass over the sums, and are in memory at the same time."""
 Combined = tuple[Tensors, Callable[[], Tensors]]
 """The tensors after the members' changes, and a function that finds the elements that any of them held."""
 Places = Mapping[str, Sequence[Placement]]
@@ -278,8 +276,8 @@ class NetworkAggregation:
             largest=_find_largest(members, places),
             min_contributors=self.context.roles.aggregator.min_contributors(self.network),
         )
-        for first in range(0, len(members), _TOGETHER):
-            batch = members[first : first + _TOGETHER]
+        for together in split_batches([self.network.parameter_count(member.architecture) for member in members]):
+            batch = members[together]
             contributions = [
                 Contribution(
                     architecture=member.architecture,
