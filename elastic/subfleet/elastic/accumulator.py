@@ -68,6 +68,7 @@ class Accumulator:
             [limit_exponent(name, tensor, largest.get(name)) for name, tensor in self.state.items()]
         )
         self._units = 0
+        self._element_count = 0
         self._layout = lay_out([network.tensors[name] for name in self.state], network.whole_sizes())
         self._block, self._sums = _zero_sums(self.state, self._layout)
         self._holders = HolderCounts(self._layout)
@@ -172,8 +173,9 @@ class Accumulator:
             raise
 
     def _compile(self, readings: Sequence[Reading]) -> CompiledBatch | None:
-        """What the compiled loop adds, if that pays off."""
-        loops = loops_for(sum(tensor.numel() for reading in readings for tensor in reading.values.values()))
+        """What the compiled loop adds, if that pays off for all that was added so far."""
+        self._element_count += sum(tensor.numel() for reading in readings for tensor in reading.values.values())
+        loops = loops_for(self._element_count)
         if loops is None or self._block is None:
             return None
         return CompiledBatch(self._block, self._layout, readings, self._exponents, loops)
