@@ -93,6 +93,25 @@ def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> Non
 
 
 @examples(50)
+@given(
+    st.integers(1, 9),
+    st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    st.tuples(st.integers(5, 14), st.integers(4, 7)),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_a_convolution_of_few_outputs_has_pytorchs_gradients(
+    outputs: int, kernel: tuple[int, int], sizes: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    check(
+        Case(
+            inputs=(2, 3, *sizes),
+            weight=(outputs, 3, *kernel),
+            arguments=([1, 1], list(padding), [1, 1], False, [0, 0], 1),
+        )
+    )
+
+
+@examples(50)
 @given(cases(depthwise=False))
 @example(UNREACHED)
 def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> None:

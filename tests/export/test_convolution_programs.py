@@ -19,6 +19,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
     "one dimension, groups": (functional.conv1d, (2, 4, 20), (6, 2, 3), {"groups": 2, "padding": 1}),
     "many channels": (functional.conv2d, (2, 40, 9, 9), (8, 40, 3, 3), {"padding": 1}),
     "few channels": (functional.conv2d, (2, 3, 9, 9), (8, 3, 3, 3), {"padding": 1}),
+    "few outputs": (functional.conv2d, (2, 3, 12, 11), (6, 3, 3, 2), {"padding": (1, 0)}),
     "more padding than reach": (functional.conv2d, (2, 40, 6, 6), (3, 40, 2, 2), {"padding": 3}),
     "stride, dilation and groups": (
         functional.conv2d,
@@ -99,6 +100,12 @@ def test_the_weight_gradient_copies_rows_of_all_channels() -> None:
     step, _, _ = make_step("few channels")
     nodes = [node for node in trace(step, OnnxTarget.lowerings).graph.nodes if "convolution" in str(node.target)]
     assert [node.args[0].meta["val"].shape for node in nodes][-1] == (1, 2, 11, 11 * 3)
+
+
+def test_rows_of_few_outputs_are_outputs_of_their_own() -> None:
+    step, _, _ = make_step("few outputs")
+    nodes = [node for node in trace(step, OnnxTarget.lowerings).graph.nodes if "convolution" in str(node.target)]
+    assert [node.args[1].meta["val"].shape for node in nodes][-1] == (6 * 4, 2, 12 // 4, 10)
 
 
 def _values(prefix: str, tensors: tuple[Tensor, ...]) -> tuple[ValueInfo, ...]:

@@ -12,9 +12,14 @@ from the next as there are channels: a runtime then copies all that a row of the
 `benchmarks/results/train-step.md` it wins the rows "weight gradient 3x3, 64 channels 32x32", "512 channels 4x4",
 "16 channels 32x32", and the table "Few channels".
 
+Where outputs are few, copying the columns takes longer than the product. Every fourth row of the output's gradient then
+counts as an output of its own, with a kernel that is three rows longer: there are a quarter as many columns. What the
+four kernels find is added where they overlap.
+
 Shapes: as in `convolution_geometry`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -23,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of, is_linear, pad_or_cut
+from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of, is_linear, pad, pad_or_cut
 from subfleet.export.lowerings.depthwise import (
     convolve_side_by_side,
     depthwise_forward,
@@ -102,6 +107,10 @@ def _convolve_transposed(gradient: Tensor, weight: Tensor, sizes: Sequence[int],
     return d_input
 
 
+_FEW_OUTPUTS = 8
+"""Up to this number copies of columns take longer than their product (measured)."""
+_MOST_PARTS = 4
+"""With more, the longer kernel takes more than what is left of the copies."""
 _SLOWER_SUM = 4
 """How many times longer an element of a sum of products takes than one that is moved (measured)."""
 
@@ -120,7 +129,18 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     """
     if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
         return _pointwise_gradient(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
-    (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
+    (_, outputs, *places), depth = gradient.shape, inputs.shape[1] // at.groups
+    parts = _count_parts(outputs, kernel, places, at)
+    if parts == 1:
+        d_okc = _contract(inputs, gradient.transpose(0, 1), kernel, at)
+    else:
+        d_okc = _contract_rows(inputs, gradient, kernel, at, parts)
+    return d_okc.reshape(outputs, -1, depth).transpose(1, 2).reshape(outputs, depth, *kernel)
+
+
+def _contract(inputs: Tensor, g_onp: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+    """Sum over samples and positions; returns (1, O, *K, C / G), whose last two dimensions may be one."""
+    (samples, channels, *sizes), places = inputs.shape, g_onp.shape[2:]
     dims, depth = len(sizes), channels // at.groups
     if at.groups == 1:
         x_nsc = inputs.permute(0, *range(2, 2 + dims), 1)
@@ -130,16 +150,32 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     ends = zip(at.measure_extent(kernel, places), sizes, at.padding, strict=True)
     after = [seen - size - padding for seen, size, padding in ends]
     x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
-    g_onp = gradient.transpose(0, 1)
     # The forward's stride spreads the gradient, so it becomes the dilation, and vice versa.
     if at.dilation[-1] == 1:
         spread = [*at.stride[:-1], at.stride[-1] * depth]
-        d_okc = convolve(x.flatten(-2), g_onp, stride=at.dilation, dilation=spread, groups=at.groups)
-    else:
-        # Kernel positions that are apart leave gaps in a row.
-        stride, spread = [*at.dilation, 1], [*at.stride, 1]
-        d_okc = convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
-    return d_okc.reshape(outputs, -1, depth).transpose(1, 2).reshape(outputs, depth, *kernel)
+        return convolve(x.flatten(-2), g_onp, stride=at.dilation, dilation=spread, groups=at.groups)
+    # Kernel positions that are apart leave gaps in a row.
+    stride, spread = [*at.dilation, 1], [*at.stride, 1]
+    return convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
+
+
+def _count_parts(outputs: int, kernel: Sequence[int], places: Sequence[int], at: Geometry) -> int:
+    """Return into how many outputs the rows of each output are split."""
+    plain = at.groups == 1 and len(places) == 2 and set(at.stride) == set(at.dilation) == {1}
+    few = plain and outputs <= _FEW_OUTPUTS and kernel[0] > 2
+    return math.gcd(places[0], _MOST_PARTS) if few else 1
+
+
+def _contract_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry, parts: int) -> Tensor:
+    """Compute `_contract` with every row of `parts` as an output of its own, whose kernel lies one row further."""
+    samples, outputs, rows, columns = gradient.shape
+    split = gradient.reshape(samples, outputs, rows // parts, parts, columns).permute(1, 3, 0, 2, 4)
+    g_onp = split.reshape(outputs * parts, samples, rows // parts, columns)
+    height = kernel[0] + parts - 1
+    longer = _contract(inputs, g_onp, [height, kernel[1]], replace(at, stride=(parts, 1)))
+    # A row more for each puts the kernels below one another.
+    aligned = pad(longer.reshape(outputs, parts * height, -1), [0, 0], [parts, 0])
+    return aligned.reshape(outputs, parts, height + 1, -1).narrow(2, 0, kernel[0]).sum(1)
 
 
 def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
