@@ -12,9 +12,9 @@ from the next as there are channels: a runtime then copies all that a row of the
 `benchmarks/results/train-step.md` it wins the rows "weight gradient 3x3, 64 channels 32x32", "512 channels 4x4",
 "16 channels 32x32", and the table "Few channels".
 
-Where outputs are few, copying the columns takes longer than the product. Every fourth row of the output's gradient then
-counts as an output of its own, with a kernel that is three rows longer: there are a quarter as many columns. What the
-four kernels find is added where they overlap.
+Where outputs are few, copying the columns takes longer than the product. Every fourth row then counts as an output of
+its own, with a kernel that is three rows longer: there are a quarter as many columns. In the gradient, what the four
+kernels find is added where they overlap. The forward does the same if the kernel has rows enough.
 
 Shapes: as in `convolution_geometry`.
 """
@@ -130,7 +130,7 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
         return _pointwise_gradient(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
     (_, outputs, *places), depth = gradient.shape, inputs.shape[1] // at.groups
-    parts = _count_parts(outputs, kernel, places, at)
+    parts = _count_parts(outputs, kernel, places, at, least_rows=3)
     if parts == 1:
         d_okc = _contract(inputs, gradient.transpose(0, 1), kernel, at)
     else:
@@ -159,10 +159,10 @@ def _contract(inputs: Tensor, g_onp: Tensor, kernel: Sequence[int], at: Geometry
     return convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
 
 
-def _count_parts(outputs: int, kernel: Sequence[int], places: Sequence[int], at: Geometry) -> int:
-    """Return into how many outputs the rows of each output are split."""
+def _count_parts(outputs: int, kernel: Sequence[int], places: Sequence[int], at: Geometry, *, least_rows: int) -> int:
+    """Return into how many outputs the rows of each output are split, if the kernel has so many rows (measured)."""
     plain = at.groups == 1 and len(places) == 2 and set(at.stride) == set(at.dilation) == {1}
-    few = plain and outputs <= _FEW_OUTPUTS and kernel[0] > 2
+    few = plain and outputs <= _FEW_OUTPUTS and kernel[0] >= least_rows
     return math.gcd(places[0], _MOST_PARTS) if few else 1
 
 
@@ -190,6 +190,23 @@ def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
     return (g_nop @ x_ncp.transpose(1, 2)).sum(0)
 
 
+def _convolve_rows(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, places: Sequence[int], at: Geometry, parts: int
+) -> Tensor:
+    """Convolve with every row of `parts` as an output of its own, whose kernel lies one row further."""
+    outputs, channels, rows, columns = weight.shape
+    height = rows + parts - 1
+    # Kernels of one row more, taken apart again after as many rows as they have, each begin one row further.
+    copies = pad(weight, [0, 0], [parts, 0]).unsqueeze(2).expand(-1, -1, parts, -1, -1)
+    in_a_row = copies.reshape(outputs, channels, -1, columns).narrow(2, 0, parts * height)
+    w_opc = in_a_row.reshape(outputs, channels, parts, height, columns).transpose(1, 2)
+    b_op = None if bias is None else bias.unsqueeze(1).expand(-1, parts).reshape(-1)
+    settings = ([parts, 1], list(at.padding), [1, 1], False, [0, 0], 1)
+    split: Tensor = aten.convolution.default(inputs, w_opc.reshape(-1, channels, height, columns), b_op, *settings)
+    y_nopr = split.reshape(len(inputs), outputs, parts, -1, places[1])
+    return y_nopr.transpose(2, 3).reshape(len(inputs), outputs, *places)
+
+
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -206,6 +223,8 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
         output = depthwise_forward(inputs, weight, places, at)
     elif has_few_places(sizes, places, at):
         output = few_places_forward(inputs, weight, places, at)
+    elif (parts := _count_parts(len(weight), kernel, places, at, least_rows=5)) > 1:
+        return _convolve_rows(inputs, weight, bias, places, at, parts)
     if output is None:
         return NotImplemented
     # Strides of another memory format would lead PyTorch's next layer down another path.
