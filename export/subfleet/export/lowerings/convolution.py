@@ -12,14 +12,9 @@ from the next as there are channels: a runtime then copies all that a row of the
 `benchmarks/results/train-step.md` it wins the rows "weight gradient 3x3, 64 channels 32x32", "512 channels 4x4",
 "16 channels 32x32", and the table "Few channels".
 
-Where outputs are few, copying the columns takes longer than the product. Every fourth row then counts as an output of
-its own, with a kernel that is three rows longer: there are a quarter as many columns. In the gradient, what the four
-kernels find is added where they overlap. The forward does the same if the kernel has rows enough.
-
 Shapes: as in `convolution_geometry`.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of, is_linear, pad, pad_or_cut
+from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of, is_linear, pad_or_cut
 from subfleet.export.lowerings.depthwise import (
     convolve_side_by_side,
     depthwise_forward,
@@ -37,6 +32,7 @@ from subfleet.export.lowerings.depthwise import (
     is_depthwise,
     is_small,
 )
+from subfleet.export.lowerings.few_outputs import add_kernels, count_parts, few_outputs_forward, split_rows
 from subfleet.export.lowerings.few_places import (
     few_places_forward,
     few_places_input_gradient,
@@ -107,10 +103,6 @@ def _convolve_transposed(gradient: Tensor, weight: Tensor, sizes: Sequence[int],
     return d_input
 
 
-_FEW_OUTPUTS = 8
-"""Up to this number copies of columns take longer than their product (measured)."""
-_MOST_PARTS = 4
-"""With more, the longer kernel takes more than what is left of the copies."""
 _SLOWER_SUM = 4
 """How many times longer an element of a sum of products takes than one that is moved (measured)."""
 
@@ -130,11 +122,13 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
         return _pointwise_gradient(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
     (_, outputs, *places), depth = gradient.shape, inputs.shape[1] // at.groups
-    parts = _count_parts(outputs, kernel, places, at, least_rows=3)
+    parts = count_parts(outputs, kernel, places, at)
     if parts == 1:
         d_okc = _contract(inputs, gradient.transpose(0, 1), kernel, at)
     else:
-        d_okc = _contract_rows(inputs, gradient, kernel, at, parts)
+        longer = [kernel[0] + parts - 1, kernel[1]]
+        d_each = _contract(inputs, split_rows(gradient, parts), longer, replace(at, stride=(parts, 1)))
+        d_okc = add_kernels(d_each.reshape(outputs, parts, longer[0], -1), kernel[0])
     return d_okc.reshape(outputs, -1, depth).transpose(1, 2).reshape(outputs, depth, *kernel)
 
 
@@ -159,25 +153,6 @@ def _contract(inputs: Tensor, g_onp: Tensor, kernel: Sequence[int], at: Geometry
     return convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
 
 
-def _count_parts(outputs: int, kernel: Sequence[int], places: Sequence[int], at: Geometry, *, least_rows: int) -> int:
-    """Return into how many outputs the rows of each output are split, if the kernel has so many rows (measured)."""
-    plain = at.groups == 1 and len(places) == 2 and set(at.stride) == set(at.dilation) == {1}
-    few = plain and outputs <= _FEW_OUTPUTS and kernel[0] >= least_rows
-    return math.gcd(places[0], _MOST_PARTS) if few else 1
-
-
-def _contract_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry, parts: int) -> Tensor:
-    """Compute `_contract` with every row of `parts` as an output of its own, whose kernel lies one row further."""
-    samples, outputs, rows, columns = gradient.shape
-    split = gradient.reshape(samples, outputs, rows // parts, parts, columns).permute(1, 3, 0, 2, 4)
-    g_onp = split.reshape(outputs * parts, samples, rows // parts, columns)
-    height = kernel[0] + parts - 1
-    longer = _contract(inputs, g_onp, [height, kernel[1]], replace(at, stride=(parts, 1)))
-    # A row more for each puts the kernels below one another.
-    aligned = pad(longer.reshape(outputs, parts * height, -1), [0, 0], [parts, 0])
-    return aligned.reshape(outputs, parts, height + 1, -1).narrow(2, 0, kernel[0]).sum(1)
-
-
 def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
     """Compute (O, C) for a kernel of size 1."""
     x_ncp, g_nop = inputs.flatten(2), gradient.flatten(2)
@@ -188,23 +163,6 @@ def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
         x_cp, g_op = (part.transpose(0, 1).reshape(-1, samples * places) for part in (x_ncp, g_nop))
         return g_op @ x_cp.t()
     return (g_nop @ x_ncp.transpose(1, 2)).sum(0)
-
-
-def _convolve_rows(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, places: Sequence[int], at: Geometry, parts: int
-) -> Tensor:
-    """Convolve with every row of `parts` as an output of its own, whose kernel lies one row further."""
-    outputs, channels, rows, columns = weight.shape
-    height = rows + parts - 1
-    # Kernels of one row more, taken apart again after as many rows as they have, each begin one row further.
-    copies = pad(weight, [0, 0], [parts, 0]).unsqueeze(2).expand(-1, -1, parts, -1, -1)
-    in_a_row = copies.reshape(outputs, channels, -1, columns).narrow(2, 0, parts * height)
-    w_opc = in_a_row.reshape(outputs, channels, parts, height, columns).transpose(1, 2)
-    b_op = None if bias is None else bias.unsqueeze(1).expand(-1, parts).reshape(-1)
-    settings = ([parts, 1], list(at.padding), [1, 1], False, [0, 0], 1)
-    split: Tensor = aten.convolution.default(inputs, w_opc.reshape(-1, channels, height, columns), b_op, *settings)
-    y_nopr = split.reshape(len(inputs), outputs, parts, -1, places[1])
-    return y_nopr.transpose(2, 3).reshape(len(inputs), outputs, *places)
 
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -223,8 +181,8 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
         output = depthwise_forward(inputs, weight, places, at)
     elif has_few_places(sizes, places, at):
         output = few_places_forward(inputs, weight, places, at)
-    elif (parts := _count_parts(len(weight), kernel, places, at, least_rows=5)) > 1:
-        return _convolve_rows(inputs, weight, bias, places, at, parts)
+    elif (parts := count_parts(len(weight), kernel, places, at, forward=True)) > 1:
+        return few_outputs_forward(inputs, weight, bias, parts, at)
     if output is None:
         return NotImplemented
     # Strides of another memory format would lead PyTorch's next layer down another path.
