@@ -1,12 +1,13 @@
 """What an emulated device takes: its log's link and its profile's pace, moment by moment."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from subfleet.device.timing import ReplayedTiming
@@ -18,6 +19,7 @@ from subfleet.export.pool import ExportPool
 from subfleet.protocol.readings import Reading
 from subfleet.settings.sections import Deadlines
 
+ROUNDING_S = 1e-9
 rows = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.0, 3.0, 10.0, math.inf])), min_size=1, max_size=6)
 
 
@@ -39,22 +41,23 @@ def make_timing(*readings: Reading, macs_per_s: float | None = None) -> Replayed
     )
 
 
+def replay_rates(given_rows: list[tuple[int, float]]) -> tuple[ReplayedLog, Callable[[Reading], float]]:
+    """A log of rows, each with its seconds and its rate, and what reads the rate."""
+    ends_s = tuple(accumulate(seconds for seconds, _ in given_rows))
+    rates = dict(zip((0, *ends_s), (rate for _, rate in given_rows), strict=False))
+    times = tuple(LogRow(t_s=float(at_s), reading=Reading(memory_free_bytes=at_s)) for at_s in rates)
+    log = ReplayedLog(ResourceLog(device="virtual", source="a test", licence="none", rows=times))
+    return log, lambda reading: rates[reading.memory_free_bytes or 0]
+
+
 @given(rows, st.floats(0.0, 30.0), st.integers(0, 300))
+@example([(1, 0.0), (2, 0.0), (5, 0.0), (2, 0.0), (1, math.inf)], 1.1486013668694053, 1)
 def test_a_rate_that_changes_adds_up_to_the_amount(
     given_rows: list[tuple[int, float]], start_s: float, amount: int
 ) -> None:
-    times, rates, at_s = [], {}, 0
-    for seconds, rate in given_rows:
-        times.append(LogRow(t_s=float(at_s), reading=Reading(memory_free_bytes=at_s)))
-        rates[at_s] = rate
-        at_s += seconds
-    log = ReplayedLog(ResourceLog(device="virtual", source="a test", licence="none", rows=tuple(times)))
-
-    def rate_at(reading: Reading) -> float:
-        return rates[reading.memory_free_bytes or 0]
-
+    log, rate_at = replay_rates(given_rows)
     took_s = log.measure_duration(amount, rate_at, start_s)
-    if amount and not any(rates.values()):
+    if amount and not any(rate for _, rate in given_rows):
         assert math.isinf(took_s)
         return
     # Step by step, each so short that the rate changes at its ends alone.
@@ -62,7 +65,20 @@ def test_a_rate_that_changes_adds_up_to_the_amount(
         {start_s, start_s + took_s, *(border for border in range(4000) if start_s < border < start_s + took_s)}
     )
     moved = sum(rate_at(log.read((left + right) / 2)) * (right - left) for left, right in pairwise(borders))
-    assert moved == pytest.approx(amount) or (amount and math.isinf(rate_at(log.read(start_s + took_s))))
+    # An infinite rate may begin at the very end, which rounding may put before its row.
+    assert moved == pytest.approx(amount) or (amount and math.isinf(rate_at(log.read(start_s + took_s + ROUNDING_S))))
+
+
+@given(rows, st.floats(0.0, 30.0), st.integers(0, 300), st.integers(0, 300))
+@example([(1, 0.0), (5, 10.0), (2, 0.0)], 4.8, 4, 8)  # they end with a row, before one in which nothing moves
+def test_two_amounts_one_after_the_other_take_as_long_as_both_at_once(
+    given_rows: list[tuple[int, float]], start_s: float, first: int, second: int
+) -> None:
+    log, rate_at = replay_rates(given_rows)
+    took_s = log.measure_duration(first, rate_at, start_s)
+    assume(math.isfinite(took_s))
+    both_s = took_s + log.measure_duration(second, rate_at, start_s + took_s)
+    assert both_s == pytest.approx(log.measure_duration(first + second, rate_at, start_s), abs=2 * ROUNDING_S)
 
 
 def test_a_transfer_follows_the_link() -> None:

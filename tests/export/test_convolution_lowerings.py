@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from matrices import examples
 from torch import Tensor
 
-from subfleet.export.lowerings import depthwise, few_places
+from subfleet.export.lowerings import depthwise, few_outputs, few_places
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 
 pytestmark = pytest.mark.slow
@@ -90,6 +90,22 @@ def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> Non
         patch.setattr(few_places, "FEW_PLACES", 0)
         patch.setattr(few_places, "FEW_PLACES_BACK", 0)
         check(case)
+
+
+@examples(50)
+@given(
+    st.integers(1, 9),
+    st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    st.tuples(st.integers(5, 14), st.integers(4, 7)),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_a_convolution_of_few_outputs_has_pytorchs_gradients(
+    outputs: int, kernel: tuple[int, int], sizes: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    settings = ([1, 1], list(padding), [1, 1], False, [0, 0], 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_outputs, "LEAST_PLACES", 0)
+        check(Case(inputs=(2, 3, *sizes), weight=(outputs, 3, *kernel), arguments=settings))
 
 
 @examples(50)

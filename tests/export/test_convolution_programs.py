@@ -19,6 +19,8 @@ CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
     "one dimension, groups": (functional.conv1d, (2, 4, 20), (6, 2, 3), {"groups": 2, "padding": 1}),
     "many channels": (functional.conv2d, (2, 40, 9, 9), (8, 40, 3, 3), {"padding": 1}),
     "few channels": (functional.conv2d, (2, 3, 9, 9), (8, 3, 3, 3), {"padding": 1}),
+    "few outputs": (functional.conv2d, (2, 3, 16, 17), (6, 3, 5, 2), {"padding": (2, 0)}),
+    "few outputs, small kernel": (functional.conv2d, (2, 3, 18, 19), (6, 3, 3, 2), {}),
     "more padding than reach": (functional.conv2d, (2, 40, 6, 6), (3, 40, 2, 2), {"padding": 3}),
     "stride, dilation and groups": (
         functional.conv2d,
@@ -99,6 +101,19 @@ def test_the_weight_gradient_copies_rows_of_all_channels() -> None:
     step, _, _ = make_step("few channels")
     nodes = [node for node in trace(step, OnnxTarget.lowerings).graph.nodes if "convolution" in str(node.target)]
     assert [node.args[0].meta["val"].shape for node in nodes][-1] == (1, 2, 11, 11 * 3)
+
+
+def test_rows_of_few_outputs_are_outputs_of_their_own() -> None:
+    forward, _, backward = _list_weights("few outputs")
+    assert (forward, backward) == ((6 * 4, 3, 5 + 3, 2), (6 * 4, 2, 16 // 4, 16))
+    forward, _, backward = _list_weights("few outputs, small kernel")
+    assert (forward, backward) == ((6, 3, 3, 2), (6 * 4, 2, 16 // 4, 18))
+
+
+def _list_weights(name: str) -> list[tuple[int, ...]]:
+    """The shapes of the weights of the convolutions that compute a convolution and its gradients."""
+    nodes = trace(make_step(name)[0], OnnxTarget.lowerings).graph.nodes
+    return [tuple(node.args[1].meta["val"].shape) for node in nodes if "convolution" in str(node.target)]
 
 
 def _values(prefix: str, tensors: tuple[Tensor, ...]) -> tuple[ValueInfo, ...]:

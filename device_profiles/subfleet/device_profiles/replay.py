@@ -9,6 +9,9 @@ from dataclasses import replace
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.protocol.readings import Reading
 
+_ROUNDING_S = 1e-9
+"""Times are rounded: what would need less than this after its row does not wait for the next row's rate."""
+
 
 class ReplayedLog:
     """A log as a function of time.
@@ -79,7 +82,7 @@ class ReplayedLog:
         while True:
             now = rate(self.log.rows[index].reading)
             end_s = (*self._times_s[index + 1 : index + 2], self.period_s)[0] if self.period_s else math.inf
-            if now > 0 and amount <= now * (end_s - at_s):
+            if now > 0 and amount <= now * (end_s - at_s + _ROUNDING_S):
                 return elapsed_s + amount / now
             if math.isinf(end_s):
                 return math.inf

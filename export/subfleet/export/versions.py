@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import ExportError, MissingExtraError
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Increased with every change of ours that alters a program or its plan for the same request."""
 
 _TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -32,6 +32,7 @@ from subfleet.export.lowerings.depthwise import (
     is_depthwise,
     is_small,
 )
+from subfleet.export.lowerings.few_outputs import add_kernels, count_parts, few_outputs_forward, split_rows
 from subfleet.export.lowerings.few_places import (
     few_places_forward,
     few_places_input_gradient,
@@ -120,7 +121,20 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     """
     if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
         return _pointwise_gradient(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
-    (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
+    (_, outputs, *places), depth = gradient.shape, inputs.shape[1] // at.groups
+    parts = count_parts(outputs, kernel, places, at)
+    if parts == 1:
+        d_okc = _contract(inputs, gradient.transpose(0, 1), kernel, at)
+    else:
+        longer = [kernel[0] + parts - 1, kernel[1]]
+        d_each = _contract(inputs, split_rows(gradient, parts), longer, replace(at, stride=(parts, 1)))
+        d_okc = add_kernels(d_each.reshape(outputs, parts, longer[0], -1), kernel[0])
+    return d_okc.reshape(outputs, -1, depth).transpose(1, 2).reshape(outputs, depth, *kernel)
+
+
+def _contract(inputs: Tensor, g_onp: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+    """Sum over samples and positions; returns (1, O, *K, C / G), whose last two dimensions may be one."""
+    (samples, channels, *sizes), places = inputs.shape, g_onp.shape[2:]
     dims, depth = len(sizes), channels // at.groups
     if at.groups == 1:
         x_nsc = inputs.permute(0, *range(2, 2 + dims), 1)
@@ -130,16 +144,13 @@ def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at
     ends = zip(at.measure_extent(kernel, places), sizes, at.padding, strict=True)
     after = [seen - size - padding for seen, size, padding in ends]
     x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
-    g_onp = gradient.transpose(0, 1)
     # The forward's stride spreads the gradient, so it becomes the dilation, and vice versa.
     if at.dilation[-1] == 1:
         spread = [*at.stride[:-1], at.stride[-1] * depth]
-        d_okc = convolve(x.flatten(-2), g_onp, stride=at.dilation, dilation=spread, groups=at.groups)
-    else:
-        # Kernel positions that are apart leave gaps in a row.
-        stride, spread = [*at.dilation, 1], [*at.stride, 1]
-        d_okc = convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
-    return d_okc.reshape(outputs, -1, depth).transpose(1, 2).reshape(outputs, depth, *kernel)
+        return convolve(x.flatten(-2), g_onp, stride=at.dilation, dilation=spread, groups=at.groups)
+    # Kernel positions that are apart leave gaps in a row.
+    stride, spread = [*at.dilation, 1], [*at.stride, 1]
+    return convolve(x, g_onp.unsqueeze(-1), stride=stride, dilation=spread, groups=at.groups)
 
 
 def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
@@ -170,6 +181,8 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
         output = depthwise_forward(inputs, weight, places, at)
     elif has_few_places(sizes, places, at):
         output = few_places_forward(inputs, weight, places, at)
+    elif (parts := count_parts(len(weight), kernel, places, at, forward=True)) > 1:
+        return few_outputs_forward(inputs, weight, bias, parts, at)
     if output is None:
         return NotImplemented
     # Strides of another memory format would lead PyTorch's next layer down another path.
