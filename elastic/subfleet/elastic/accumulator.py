@@ -71,7 +71,7 @@ class Accumulator:
         self._element_count = 0
         self._layout = lay_out([network.tensors[name] for name in self.state], network.whole_sizes())
         self._block, self._sums = _zero_sums(self.state, self._layout)
-        self._holders = HolderCounts(self._layout)
+        self._holders = HolderCounts(self._layout, min_contributors)
         self._reader = ContributionReader(network, self._layout, self._grid)
 
     @property

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Centre, Explicit, Full, IndexSet, Prefix, Roll
 
@@ -173,13 +175,12 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
     if len(indices) < axis.least:
         raise ConfigError(f"a submodel keeps {len(indices)} of axis {axis.name!r}, but must keep {axis.least} or more")
     step = axis.granularity
-    for first in range(0, len(indices), step):
-        # A group may be permuted inside: its members are normalised together in any order.
-        group = sorted(indices[first : first + step])
-        if group != list(range(group[0], group[0] + step)) or group[0] % step:
-            raise ConfigError(
-                f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
-            )
+    # A group may be permuted inside: its members are normalised together in any order.
+    groups = np.sort(np.array(indices)[: len(indices) // step * step].reshape(-1, step))
+    if len(indices) % step or (groups != groups[:, :1] // step * step + np.arange(step)).any():
+        raise ConfigError(
+            f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
+        )
 
 
 def _check_centre(axis: Axis, index_set: IndexSet) -> None:

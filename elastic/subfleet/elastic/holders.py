@@ -68,14 +68,15 @@ class HolderCounts:
 
     Args:
         layout: of the tensors.
+        min_clients: the number of clients with units that is asked for later. For one, units tell as much as clients.
     """
 
-    def __init__(self, layout: SumLayout) -> None:
+    def __init__(self, layout: SumLayout, min_clients: int) -> None:
         self._layout = layout
-        tensors = 2, len(layout.places)
-        self._whole = np.zeros(tensors, np.int64)
+        self._kinds = 1 if min_clients == 1 else 2
+        self._whole = np.zeros((self._kinds, len(layout.places)), np.int64)
         self._submodels: dict[Hashable, tuple[HeldSubmodel, Numbers]] = {}
-        self._has_parts = np.zeros(tensors[1], np.bool_)
+        self._has_parts = np.zeros(len(layout.places), np.bool_)
         self._cells: Numbers | None = None
         self._elements: dict[str, Tensor] = {}
 
@@ -87,12 +88,12 @@ class HolderCounts:
             units: (tensors,): its units, for tensors that have rows.
             element_units: its int64 units of each element of other tensors.
         """
-        self._add(submodel, np.array([units, units > 0]))
+        self._add(submodel, np.array([units, units > 0][: self._kinds]))
         for name, each in element_units.items():
             shape = self._layout.places[name].shape
-            counts = self._elements.setdefault(name, torch.zeros(2, *shape, dtype=torch.int64))
-            submodel.maps[name].scatter(each, counts[0])
-            submodel.maps[name].scatter((each > 0).to(torch.int64), counts[1])
+            counts = self._elements.setdefault(name, torch.zeros(self._kinds, *shape, dtype=torch.int64))
+            for total, own in zip(counts, (each, (each > 0).to(torch.int64)), strict=False):
+                submodel.maps[name].scatter(own, total)
 
     def merge(self, other: "HolderCounts") -> None:
         """Add the counts of the same layout's tensors by other clients."""
@@ -106,7 +107,7 @@ class HolderCounts:
             self._elements[name] = own + self._elements.get(name, 0)
 
     def units_and_clients(self, name: str) -> Tensor:
-        """(2, ...): units and clients of a tensor's elements, int64 on the CPU.
+        """(2, ...): units and clients of a tensor's elements, int64 on the CPU; for one client, units are both.
 
         The dimensions broadcast against the tensor: a number for each element, for each cell, or for all of them.
         """
@@ -115,10 +116,11 @@ class HolderCounts:
         counts = self._whole[:, place.position, None]
         if self._cells is not None and self._has_parts[place.position]:
             counts = counts + self._cells[:, place.cells]
-            counts = counts.reshape(2, *place.cell_shape)
+            counts = counts.reshape(-1, *place.cell_shape)
         else:
-            counts = counts.reshape(2, *[1] * len(place.shape))
-        return torch.from_numpy(counts) + self._elements.get(name, 0)
+            counts = counts.reshape(-1, *[1] * len(place.shape))
+        counted = torch.from_numpy(counts) + self._elements.get(name, 0)
+        return counted.expand(2, *counted.shape[1:])
 
     def _add(self, submodel: HeldSubmodel, counts: Numbers) -> None:
         parts = counts * ~submodel.is_whole
@@ -131,7 +133,7 @@ class HolderCounts:
 
     def _count_cells(self) -> None:
         if self._submodels and self._cells is None:
-            self._cells = np.zeros((2, self._layout.cell_count), np.int64)
+            self._cells = np.zeros((self._kinds, self._layout.cell_count), np.int64)
         for submodel, counts in self._submodels.values():
             loops, rows = loops_for(4 * self._layout.size), submodel.rows
             count = count_cells if loops is None else loops.count
