@@ -51,13 +51,15 @@ class CompiledBatch:
         factors = np.ldexp(np.stack([reading.units for reading in readings]).astype(np.float64), -exponents)
         # float32 like the values, so that the comparison converts nothing; a larger limit is no limit.
         limits = np.minimum(np.ldexp(1.0, exponents), np.finfo(np.float32).max).astype(np.float32)
-        rows = list({id(reading.held.rows): reading.held.rows for reading in readings}.values())
-        self._rows = join_rows(rows)
+        of_submodels: dict[int, list[int]] = {}
+        for position, reading in enumerate(readings):
+            of_submodels.setdefault(id(reading.held), []).append(position)
+        self._rows = join_rows([readings[own[0]].held.rows for own in of_submodels.values()])
         groups: list[tuple[int, int, int]] = []
         order: list[int] = []
-        for position, own in enumerate(rows):
-            for together in self._list_groups([at for at, reading in enumerate(readings) if reading.held.rows is own]):
-                groups.append((position, len(order), len(together)))
+        for submodel, own in enumerate(of_submodels.values()):
+            for together in self._list_groups(own):
+                groups.append((submodel, len(order), len(together)))
                 order += together
         # Slots that are left add 0 times the first update.
         repeated = np.array([at > 0 and order[at] == order[at - 1] for at in range(len(order))])

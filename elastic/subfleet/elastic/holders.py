@@ -132,12 +132,14 @@ class HolderCounts:
             self._count_cells()
 
     def _count_cells(self) -> None:
-        if self._submodels and self._cells is None:
+        if not self._submodels:
+            return
+        if self._cells is None:
             self._cells = np.zeros((self._kinds, self._layout.cell_count), np.int64)
+        loops = loops_for(4 * self._layout.size)  # for several submodels
+        count = count_cells if loops is None else loops.count
         for submodel, counts in self._submodels.values():
-            loops, rows = loops_for(4 * self._layout.size), submodel.rows
-            count = count_cells if loops is None else loops.count
-            for block, numbers in zip(self._cells if self._cells is not None else (), counts, strict=True):
-                count(block, self._layout.cells, rows, numbers)
+            for block, numbers in zip(self._cells, counts, strict=True):
+                count(block, self._layout.cells, submodel.rows, numbers)
             self._has_parts |= counts[0] > 0
         self._submodels.clear()
