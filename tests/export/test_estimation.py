@@ -32,6 +32,7 @@ from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.model import EstimateModel, block_events
 from subfleet.export.estimation.target_programs import (
+    HOLES,
     STRIPE_COLUMNS,
     TracedProgram,
     executorch_program,
@@ -41,6 +42,7 @@ from subfleet.export.estimation.target_programs import (
 )
 from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
 from subfleet.export.memory.onnx_run import run_onnx
+from subfleet.export.memory.step_bytes import GAPS
 from subfleet.export.recording import record
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import EstimateRequest, TrainRequest
@@ -193,9 +195,10 @@ def test_blocks_of_a_cut_convolution_are_those_of_a_small_one(channels: int, dep
     peaks = estimates.measure_peaks(estimates.columns.of(network, [cut]))[0]
     step = training_step_of(request_for(small, "executorch", network_of(small).full_architecture()))
     program = executorch_program(step)
-    for peak, events in zip(peaks, block_events(program, [0] * len(program.calls)), strict=True):
+    factors = (1, HOLES * (1 + GAPS["executorch"]))
+    for peak, factor, events in zip(peaks, factors, block_events(program, [0] * len(program.calls)), strict=True):
         used = accumulate(up * size for _, (size, *_), up in events)
-        assert peak == pytest.approx(max(used), rel=0.04)
+        assert peak == pytest.approx(factor * max(used), rel=0.01)
 
 
 @pytest.mark.slow

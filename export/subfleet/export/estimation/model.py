@@ -104,7 +104,7 @@ class EstimateModel:
             rows = np.column_stack([estimates.measure_peaks(few), np.ones(_FILLED)]) / taken[:, None]
             line = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
             estimates = replace(estimates, lines=line[None] + np.array([0, program.base_bytes]))
-        self.estimates = _add_gaps(estimates, request.target)
+        self.estimates = _add_gaps(estimates, request.target, program.holes)
 
     def _column(
         self,
@@ -268,8 +268,8 @@ def _least_sides(places: Mapping[str, int], positions: int) -> Mapping[str, int]
     return dict.fromkeys(places, next(side for side in count(1) if side ** sum(places.values()) >= positions))
 
 
-def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:
-    """Add what a plan has for gaps in the heap, which is rounded up."""
+def _add_gaps(estimates: MemoryEstimates, target: str, holes: float) -> MemoryEstimates:
+    """Add holes in planned buffers, and what a plan has for gaps in the heap, which is rounded up."""
     if target not in GAPS:
         return estimates
     factor = 1 + GAPS[target]
@@ -277,7 +277,7 @@ def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:
     return replace(
         estimates,
         held=factor * estimates.held,
-        peaks=np.concatenate([first, *(factor * moments for moments in others)]),
+        peaks=np.concatenate([first, *(factor * holes * moments for moments in others)]),
         lines=factor * estimates.lines + np.array([0, COUNTED_STEP_BYTES // 2]),
     )
 

@@ -43,6 +43,7 @@ class TracedProgram:
         value_bytes: for each of the step's values.
         lines: factors and constants; the smallest result for the most bytes of blocks in use is what the runtime takes,
             but for blocks that outlive a part of the program.
+        holes: the factor of the buffers of these blocks over the most that are in use at once.
         measure_arena: returns what the allocator takes instead.
         held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
         unrolls: whether a convolution is a product for each position of its kernel.
@@ -59,6 +60,7 @@ class TracedProgram:
     base_bytes: int
     value_bytes: int = 0
     lines: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
+    holes: float = 1.0
     measure_arena: Callable[[Iterable[BlockRequest]], int] | None = None
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
@@ -159,7 +161,7 @@ _SINGLE_BYTES = 110_000
 """For those of a convolution that is cut to one position. Counted: 107 to 161 kB."""
 _JOINED = 0.6
 """Of 18 calls for a tap, 11 are those of the output and of the weights' gradient (`lowerings.taps`)."""
-_HOLES, _SCRATCH_BYTES = 1.05, 10_000
+HOLES, _SCRATCH_BYTES = 1.05, 10_000
 """The factor of buffers over the blocks that are in use at once, and what XNNPACK's operators take besides. Measured: 2
 to 70 kB in small networks."""
 
@@ -198,7 +200,8 @@ def executorch_program(step: Step) -> TracedProgram:
         calls=tuple(calls),
         names=_names(graph, step),
         base_bytes=BASE_BYTES + _METHOD_BYTES + COUNTED_STEP_BYTES,  # two counts are rounded up
-        lines=tuple((_HOLES * factor, _SCRATCH_BYTES * factor + more_bytes) for factor, more_bytes in GROWTH_LINES),
+        lines=tuple((HOLES * factor, _SCRATCH_BYTES * factor + more_bytes) for factor, more_bytes in GROWTH_LINES),
+        holes=HOLES,
         unrolls=True,
         joined=_JOINED,
         single_bytes=_SINGLE_BYTES,
