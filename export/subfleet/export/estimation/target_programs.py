@@ -156,7 +156,7 @@ any program. Over 36 submodels of 12 networks they give 0.99 to 1.013 of what wa
 takes next to nothing."""
 _PLAIN_BYTES = (270_000, 405_000)
 """For the calls of a 3x3 convolution with so few inputs that its taps are laid side by side, and with too few channels
-for Winograd's algorithm. Counted: 260 to 277 kB, and 402 to 410 kB."""
+for Winograd's algorithm. Counted: 260 to 277 kB, and 398 to 410 kB, with stride 1."""
 _SINGLE_BYTES = 110_000
 """For those of a convolution that is cut to one position. Counted: 107 to 161 kB."""
 _JOINED = 0.6
