@@ -23,7 +23,8 @@ class MemoryEstimates:
         held: how often each size is held throughout, (columns,).
         peaks: how often each size is in use at moments that may be the peak of a memory, (moments, columns).
         parts: number of moments of each memory, in order; the memories add up, (memories,).
-        lines: factors and constants, (lines, 2). The runtime takes the smallest of their results for the peaks.
+        lines: factors and constants, (lines, 2). The runtime takes the smallest of their results for the peak of the
+            first memory; the others are as large as their peaks.
     """
 
     columns: SizeColumns
@@ -40,17 +41,15 @@ class MemoryEstimates:
             architectures: its submodels; they are not checked.
         """
         sizes = self.columns.of(network, architectures)
-        taken = np.outer(self.measure_peaks(sizes), self.lines[:, 0]) + self.lines[:, 1]
-        estimates = sizes @ self.held + taken.min(axis=1)
+        peaks = self.measure_peaks(sizes)
+        taken = np.outer(peaks[:, 0], self.lines[:, 0]) + self.lines[:, 1]
+        estimates = sizes @ self.held + taken.min(axis=1) + peaks[:, 1:].sum(axis=1)
         return [int(estimate) for estimate in np.ceil(estimates)]
 
     def measure_peaks(self, sizes: Floats) -> Floats:
-        """The largest sums of the memories' moments, for rows of sizes: (submodels,)."""
-        total, begin = np.zeros(len(sizes)), 0
-        for count in self.parts:
-            total += (sizes @ self.peaks[begin : begin + count].T).max(axis=1)
-            begin += count
-        return total
+        """The largest sums of each memory's moments, for rows of sizes: (submodels, memories)."""
+        memories = np.split(self.peaks, np.cumsum(self.parts)[:-1])
+        return np.column_stack([(sizes @ moments.T).max(axis=1, initial=0) for moments in memories])
 
     def pack(self) -> bytes:
         """Encode as a tensor container."""

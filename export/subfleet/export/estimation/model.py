@@ -36,10 +36,14 @@ _PROGRAMS: Mapping[str, Callable[[Step], TracedProgram]] = MappingProxyType(
 _SAMPLES, _FILLED = 512, 12
 """Number of random submodels that determine the possible peaks of a step, and of those for which the allocator is
 simulated."""
+_INPUTS = slice(1, 2)
+"""The dimension of a convolution's weights that runs over its inputs."""
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
 """For a layer without a kernel."""
-_BlockEvents = list[tuple[str, tuple[int, int], int]]
-"""Blocks in order: the name, its size with the layer's tensor, and 1 when it is taken or -1 when it is freed."""
+_BlockKind = tuple[int, int, bool, bool | None]
+"""The size and the layer's tensor; `pads` and `narrow` of the call that takes the block."""
+_BlockEvents = list[tuple[str, _BlockKind, int]]
+"""Blocks in order: the name, the kind, and 1 when it is taken or -1 when it is freed."""
 
 
 class EstimateModel:
@@ -68,10 +72,12 @@ class EstimateModel:
         program = _PROGRAMS[request.target](step)
         self._coding, self._decls, self._sizes = coding, list(network.tensors.values()), SizeTable(network)
         shapes = coding.local_shapes.tensors
-        self._coded_bytes = [prod(shapes[name]) * DTYPE_BYTES["F32"] for name in network.tensors]
+        self._shapes, self._batch_size = [shapes[name] for name in network.tensors], request.batch_size
         layers = layers_of(program, step, list(network.tensors))
         linear = self._count_held(network, step, program)
         linear.update(self._objects(program, layers))  # a sum of counters would leave out negative ones
+        if program.unrolls:
+            program, layers = self._add_columns(program, layers)
         events_by_memory = block_events(program, layers)
         in_use = [self._blocks_in_use(column_counts, program) for column_counts in events_by_memory if column_counts]
         samples = self._sizes.random(_SAMPLES)
@@ -87,7 +93,10 @@ class EstimateModel:
             lines=np.array(program.lines) + np.array([0, program.base_bytes]),
         )
         if program.measure_arena is not None:
-            few, blocks = samples[:_FILLED], [(name, self._column(*kind), up) for name, kind, up in events_by_memory[0]]
+            few, blocks = (
+                samples[:_FILLED],
+                [(name, self._column(*kind[:2]), up) for name, kind, up in events_by_memory[0]],
+            )
             runs = (
                 [(name, int(row[at]) if up > 0 else None) for name, at, up in blocks if row[at] >= 1] for row in few
             )
@@ -95,7 +104,7 @@ class EstimateModel:
             rows = np.column_stack([estimates.measure_peaks(few), np.ones(_FILLED)]) / taken[:, None]
             line = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
             estimates = replace(estimates, lines=line[None] + np.array([0, program.base_bytes]))
-        self.estimates = _add_gaps(estimates, request.target)
+        self.estimates = _add_gaps(estimates, request.target, program.holes)
 
     def _column(
         self,
@@ -111,7 +120,7 @@ class EstimateModel:
         large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
         """
         decl = self._decls[tensor] if tensor >= 0 else None
-        if decl is not None and size == self._coded_bytes[tensor]:
+        if decl is not None and size == prod(self._shapes[tensor]) * DTYPE_BYTES["F32"]:
             places, count = self._kernel_of(tensor)
             size //= count
         number, powers = self._coding.decode(size, tensor)
@@ -144,21 +153,20 @@ class EstimateModel:
                 else:
                     objects[self._column(size // count, layer, places=places)] += 1
         for layer, calls in by_layer.items():
-            shape = self._decls[layer].shape if layer >= 0 else ()
-            is_wide = shape[2:] == (3, 3) and shape[1] > 1  # not channel by channel
+            is_wide = self._is_wide(layer)
             if program.unrolls and not is_wide and self._kernel_of(layer)[1] > 1:
                 objects.update(self._unrolled_objects(program, layer, calls))
                 continue
             places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
             object_bytes = sum(call.object_bytes for call in calls)
-            more = (
-                program.transform_bytes if object_bytes > sum(program.narrow_bytes) else 0
-            )  # as in Winograd's algorithm
-            ends = [0, *(min(end, object_bytes) - more for end in program.narrow_bytes if is_wide), object_bytes]
-            wide = (self._cut_axes(layer, dims) for dims in (slice(0), slice(1, 2), slice(2)))
+            ends = [0, *(min(end, object_bytes) for end in program.narrow_bytes if is_wide), object_bytes]
+            wide = (self._cut_axes(layer, dims) for dims in (slice(0), _INPUTS, slice(2)))
             leasts = [dict.fromkeys(*each) for each in zip(wide, (0, *program.narrow_channels), strict=True)]
             for begin, end, least in zip(ends, ends[1:], leasts, strict=False):
-                objects[self._column(1, layer, places=places, least=least)] += (end - begin) // count
+                single = 0 if begin else min(program.single_bytes, end)
+                each = (end - begin - single) // max(count - 1, 1)
+                objects[self._column(1, layer, least=least)] += end - begin - each * count
+                objects[self._column(1, layer, places=places, least=least)] += each
         return objects
 
     def _unrolled_objects(self, program: TracedProgram, layer: int, calls: Sequence[KernelCall]) -> Counter[int]:
@@ -172,7 +180,7 @@ class EstimateModel:
         each = sum(object_bytes * round(times / count) for (object_bytes, *_), times in alike.items())
         each += sum(call.object_bytes // count for call in calls if len(call.inputs) == count)  # one joins the results
         objects[self._column(1, layer)] = sum(call.object_bytes for call in calls) - count * each
-        fewest, cut, depth = program.narrow_channels[0], self._cut_axes(layer, slice(1, 2)), self._decls[layer].shape[1]
+        fewest, cut, depth = program.narrow_channels[0], self._cut_axes(layer, _INPUTS), self._decls[layer].shape[1]
         joined = int(each * (program.joined if cut else 1)) if depth > 1 else 0
         objects[self._column(1, layer, places=places)] += each - joined
         objects[self._column(1, layer)] += joined
@@ -182,6 +190,34 @@ class EstimateModel:
             objects[self._column(1, layer, places=places, least=least)] += sign * joined
             objects[self._column(1, layer, least=least)] -= sign * joined
         return objects
+
+    def _add_columns(self, program: TracedProgram, layers: Sequence[int]) -> tuple[TracedProgram, list[int]]:
+        """Add what 3x3 convolutions with few inputs have instead of parts of these: those of all taps, side by side.
+
+        Their output and the gradient of their weights have one each (`lowerings.taps`).
+        """
+        calls, added, computed = list[KernelCall](), list[int](), set[str]()
+        inputs, joined = dict[int, str](), dict[str, str]()  # by layer, and by part of its input
+        for call, layer in zip(program.calls, layers, strict=True):
+            own, given = {joined[name] for name in call.inputs if name in joined}, call.inputs[0] if call.pads else ""
+            cut = self._is_wide(layer) and self._cut_axes(layer, _INPUTS)
+            if cut and given in computed and inputs.setdefault(layer, given) == given:
+                count = self._batch_size * self._decls[layer].positions * prod(self._shapes[layer][1:])
+                own, size = {f"taps {len(calls)}"}, count * DTYPE_BYTES["F32"]
+                outputs = dict.fromkeys(own, size)
+                calls.append(KernelCall(inputs=(), outputs=outputs, after_bytes=(size,), part=call.part, narrow=True))
+                added.append(layer)
+            cuts = call.passes_on and bool(own)
+            joined.update(dict.fromkeys(call.outputs, min(own)) if cuts else {})
+            calls.append(replace(call, inputs=(*call.inputs, *sorted(own)), narrow=False if cuts else None))
+            added.append(layer)
+            computed.update(call.outputs)
+        return replace(program, calls=tuple(calls)), added
+
+    def _is_wide(self, layer: int) -> bool:
+        """Whether a layer is a 3x3 convolution, but not channel by channel."""
+        shape = self._decls[layer].shape if layer >= 0 else ()
+        return shape[2:] == (3, 3) and shape[1] > 1
 
     def _cut_axes(self, layer: int, dims: slice) -> list[str]:
         """Return the axes of some dimensions of a layer's tensor that submodels cut."""
@@ -203,22 +239,27 @@ class EstimateModel:
         """Return how many blocks are in use before each block is freed, by columns of sizes.
 
         If there are as many as an unrolled kernel has positions, or most of these, there is one for each position. A
-        kernel of one position needs no border around its input.
+        kernel of one position needs no border around its input, and no taps side by side.
         """
-        padded = {name for call in program.calls if call.pads for name in call.outputs}
-        kinds = {kind: at for at, kind in enumerate(dict.fromkeys((kind, name in padded) for name, kind, _ in events))}
+        kinds = {kind: at for at, kind in enumerate(dict.fromkeys(kind for _, kind, _ in events))}
         steps = np.zeros((len(events) + 1, len(kinds)))
-        for at, (name, kind, step) in enumerate(events):
-            steps[at, kinds[kind, name in padded]] = step
+        for at, (_, kind, step) in enumerate(events):
+            steps[at, kinds[kind]] = step
         last = [at for at, (_, _, step) in enumerate(events) if step > 0 and steps[at + 1].min() < 0]
         columns = list[tuple[int, Floats]]()
-        for ((size, layer), pads), counts in zip(kinds, steps.cumsum(axis=0)[[*last, -1]].T, strict=True):
+        for (size, layer, pads, narrow), counts in zip(kinds, steps.cumsum(axis=0)[[*last, -1]].T, strict=True):
             places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
-            least = _least_sides(places, 2) if pads and places else _NOWHERE
+            sides = _least_sides(places, 2) if places else _NOWHERE
+            inputs = dict.fromkeys(self._cut_axes(layer, _INPUTS), program.narrow_channels[0])
+            if narrow:
+                columns.append((self._column(size, layer, least=sides), counts))
+                columns.append((self._column(size, layer, least={**sides, **inputs}), -counts))
+                continue
+            least = {**(sides if pads else {}), **(inputs if narrow is False else {})}
             rest = np.where(2 * (counts % count) > count, 0, counts % count) if places else counts
             columns.append((self._column(size, layer, least=least), rest))
             if places:
-                columns.append((self._column(size, layer, places=places), (counts - rest) / count))
+                columns.append((self._column(size, layer, places=places, least=least), (counts - rest) / count))
         return columns
 
 
@@ -227,13 +268,17 @@ def _least_sides(places: Mapping[str, int], positions: int) -> Mapping[str, int]
     return dict.fromkeys(places, next(side for side in count(1) if side ** sum(places.values()) >= positions))
 
 
-def _add_gaps(estimates: MemoryEstimates, target: str) -> MemoryEstimates:
-    """Add what a plan has for gaps in the heap, which is rounded up."""
+def _add_gaps(estimates: MemoryEstimates, target: str, holes: float) -> MemoryEstimates:
+    """Add holes in planned buffers, and what a plan has for gaps in the heap, which is rounded up."""
     if target not in GAPS:
         return estimates
     factor = 1 + GAPS[target]
+    first, *others = np.split(estimates.peaks, np.cumsum(estimates.parts)[:-1])
     return replace(
-        estimates, held=factor * estimates.held, lines=factor * estimates.lines + np.array([0, COUNTED_STEP_BYTES // 2])
+        estimates,
+        held=factor * estimates.held,
+        peaks=np.concatenate([first, *(factor * holes * moments for moments in others)]),
+        lines=factor * estimates.lines + np.array([0, COUNTED_STEP_BYTES // 2]),
     )
 
 
@@ -248,10 +293,10 @@ def _tabulate(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:
 def block_events(program: TracedProgram, layers: Sequence[int]) -> list[_BlockEvents]:
     """Return the events of the blocks in memory, and of the blocks that outlive a part of the program."""
     blocks = blocks_of(program.calls, set(program.names.values()))
-    kinds, parts, lasting = dict[str, tuple[int, int]](), dict[str, int](), set[str]()
+    kinds, parts, lasting = dict[str, _BlockKind](), dict[str, int](), set[str]()
     for call, layer, requests in zip(program.calls, layers, blocks, strict=True):
         taken = [(name, size) for name, size in requests if size is not None]
-        kinds.update((name, (size, layer)) for name, size in taken)
+        kinds.update((name, (size, layer, call.pads, call.narrow)) for name, size in taken)
         parts.update((name, call.part) for name, _ in taken)
         lasting.update(name for name, size in requests if size is None and call.part > parts[name])
     events: list[_BlockEvents] = [[], []]

@@ -41,16 +41,18 @@ class TracedProgram:
         names: of the step's values among those of the calls.
         base_bytes: of the runtime, for any program.
         value_bytes: for each of the step's values.
-        lines: factors and constants; the smallest result for the most bytes of blocks in use is what the runtime takes.
+        lines: factors and constants; the smallest result for the most bytes of blocks in use is what the runtime takes,
+            but for blocks that outlive a part of the program.
+        holes: the factor of the buffers of these blocks over the most that are in use at once.
         measure_arena: returns what the allocator takes instead.
         held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
         unrolls: whether a convolution is a product for each position of its kernel.
         joined: the fraction of what is held for these that becomes a single one if a kernel of at most nine positions
             has fewer inputs than the first of `narrow_channels`.
+        single_bytes: what is held for the calls of a 3x3 convolution that is cut to one position.
         narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer inputs than the first of
             `narrow_channels`, and with fewer inputs or outputs than the second.
         narrow_channels: see `narrow_bytes`.
-        transform_bytes: what is held in other layers for a convolution with more channels.
     """
 
     calls: tuple[KernelCall, ...]
@@ -58,13 +60,14 @@ class TracedProgram:
     base_bytes: int
     value_bytes: int = 0
     lines: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
+    holes: float = 1.0
     measure_arena: Callable[[Iterable[BlockRequest]], int] | None = None
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
     joined: float = 0.0
+    single_bytes: int = 0
     narrow_bytes: tuple[int, int] = (_NONE, _NONE)
     narrow_channels: tuple[int, int] = (0, 0)
-    transform_bytes: int = 0
 
 
 def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[int]:
@@ -72,13 +75,16 @@ def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[
 
     In the forward pass it is the last tensor that was read. In the backward pass it is the only tensor with a gradient
     that depends on the call, or else the first one that was read again. A call that only cuts or reshapes belongs to
-    the layer that reads its result, if it is one.
+    the layer that reads its result, if it is one. A pool belongs to the layer behind it, with its gradient: a block
+    that may be left out gives as much as it is given, so the pool behind it stays without it.
     """
     positions, names = {name: position for position, name in enumerate(order)}, program.names
     read_values = (value for value in step.inputs if value.role in {"parameter", "frozen", "buffer"})
     held = {names[value.name]: positions[value.tensor] for value in read_values if value.tensor in positions}
     given = {names[value.name]: positions[value.tensor] for value in step.outputs if value.tensor in positions}
     follows = _outcomes(program.calls, given, names["loss"])
+    behind = _layers_behind([call for call, (forward, *_) in zip(program.calls, follows, strict=True) if forward], held)
+    pooled = dict[str, int]()  # the layer behind the pool that computes a value
     layer_of, backward, layers = dict[str, int](), set[str](), list[int]()  # by computed value
     for call, (forward, first, last) in zip(program.calls, follows, strict=True):
         read = {held[name] for name in call.inputs if name in held}
@@ -92,6 +98,10 @@ def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[
             layer = max([-1, *read, *seen]) if forward else back
             layer_of.update(dict.fromkeys(call.outputs, layer))
             backward.update(() if forward else call.outputs)
+        if call.pools:
+            known, own = (behind, call.outputs) if forward else (pooled, call.inputs)
+            layer = max((known[name] for name in own if name in known), default=layer)
+            pooled.update(dict.fromkeys(call.outputs, layer))
         layers.append(layer)
     readers: dict[str, set[int]] = {}
     for at in reversed(range(len(layers))):
@@ -102,6 +112,16 @@ def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[
         for name in call.inputs:
             readers.setdefault(name, set()).add(layers[at])
     return layers
+
+
+def _layers_behind(calls: Sequence[KernelCall], held: Mapping[str, int]) -> dict[str, int]:
+    """Return for each value the position of the first tensor that calls read together with what depends on it."""
+    behind = dict[str, int]()
+    for call in reversed(calls):
+        read = [held[name] for name in call.inputs if name in held]
+        ahead = read or [behind[name] for name in call.outputs if name in behind]
+        behind.update({name: min(*ahead, behind.get(name, _NONE)) for name in call.inputs if ahead})
+    return behind
 
 
 def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:
@@ -122,6 +142,9 @@ def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) 
 
 aten = torch.ops.aten
 _PASSED_ON = frozenset({part, aten.view.default, aten.constant_pad_nd.default})
+_JOINS = frozenset({
+    aten.add.Tensor, aten.sub.Tensor, aten.cat.default, aten.view.default, aten.permute.default,
+})  # fmt: skip
 _TURNS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, product_by_transposed})
 _SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
@@ -131,15 +154,14 @@ _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _BORDER_BYTES, _METHOD_BYTES = 3_150, 
 nodes that concatenates nothing, for each tensor that is concatenated, for each that a region reads or gives, and for
 any program. Over 36 submodels of 12 networks they give 0.99 to 1.013 of what was counted. A kernel of the runtime's own
 takes next to nothing."""
-_PLAIN_BYTES = (240_000, 405_000)
+_PLAIN_BYTES = (270_000, 405_000)
 """For the calls of a 3x3 convolution with so few inputs that its taps are laid side by side, and with too few channels
-for Winograd's algorithm. Counted: 233 to 248 kB, and 401 to 415 kB."""
-_TRANSFORM_BYTES = 57_000
-"""For Winograd's transforms of the input and the output's gradient, which read no weight of the convolution and are
-counted with those around it. Counted: 57 to 138 kB."""
+for Winograd's algorithm. Counted: 260 to 277 kB, and 398 to 410 kB, with stride 1."""
+_SINGLE_BYTES = 110_000
+"""For those of a convolution that is cut to one position. Counted: 107 to 161 kB."""
 _JOINED = 0.6
 """Of 18 calls for a tap, 11 are those of the output and of the weights' gradient (`lowerings.taps`)."""
-_HOLES, _SCRATCH_BYTES = 1.05, 10_000
+HOLES, _SCRATCH_BYTES = 1.05, 10_000
 """The factor of buffers over the blocks that are in use at once, and what XNNPACK's operators take besides. Measured: 2
 to 70 kB in small networks."""
 
@@ -152,6 +174,7 @@ def executorch_program(step: Step) -> TracedProgram:
     graph = settle_layouts(trace(step, ExecutorchTarget.lowerings))
     prepare(graph)
     calls, given = list[KernelCall](), {node.name for node in inputs_of(graph)}
+    parts = set[str]()  # of tensors, and what joins them, such as Winograd's transforms
     for number, region in enumerate(split_regions(graph.graph, is_supported)):
         delegated = isinstance(region, DelegateRegion)
         nodes = region.nodes if isinstance(region, DelegateRegion) else region
@@ -160,21 +183,30 @@ def executorch_program(step: Step) -> TracedProgram:
             read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
             shares = (call.shares and not delegated) or read_as_held
             own = replace(
-                call, shares=shares, overwrites=_overwritable_inputs(node), part=number, after_bytes=_packed_bytes(node)
+                call,
+                shares=shares,
+                overwrites=_overwritable_inputs(node),
+                part=number,
+                after_bytes=_packed_bytes(node),
+                pools=node.target is aten.max_pool2d_with_indices.default,
             )
             sizes = tuple((size, 0) for size in (*constants, sum_bytes(node)) if size)
-            passes_on, pads = node.target in _PASSED_ON, node.target is aten.constant_pad_nd.default
+            pads = node.target is aten.constant_pad_nd.default
+            if node.target is part or (node.target in _JOINS and parts.issuperset(call.inputs)):
+                parts.update(call.outputs)
+            passes_on = node.target in _PASSED_ON or not parts.isdisjoint(call.outputs)
             calls.append(replace(own, object_bytes=object_bytes, constants=sizes, passes_on=passes_on, pads=pads))
     return TracedProgram(
         calls=tuple(calls),
         names=_names(graph, step),
         base_bytes=BASE_BYTES + _METHOD_BYTES + COUNTED_STEP_BYTES,  # two counts are rounded up
-        lines=tuple((_HOLES * factor, _SCRATCH_BYTES * factor + more_bytes) for factor, more_bytes in GROWTH_LINES),
+        lines=tuple((HOLES * factor, _SCRATCH_BYTES * factor + more_bytes) for factor, more_bytes in GROWTH_LINES),
+        holes=HOLES,
         unrolls=True,
         joined=_JOINED,
+        single_bytes=_SINGLE_BYTES,
         narrow_bytes=_PLAIN_BYTES,
         narrow_channels=(MOST_COLUMNS // 9 + 1, FEWEST_CHANNELS),
-        transform_bytes=_TRANSFORM_BYTES,
     )
 
 
@@ -270,9 +302,14 @@ def onnx_program(step: Step) -> TracedProgram:
     columns = _striped_constants(nodes, {name: graph.types[name] for name in constant_bytes})
     for name, count in columns.items():
         constant_bytes[name] += constant_bytes[name] // count * (-count % STRIPE_COLUMNS)
+    pooled = _pooled_values(nodes)
+    # Blocks that may be left out come first on the way back.
+    backwards = reversed([*zip(nodes, executed_calls(graph), strict=True)])
     calls = (
         replace(
             call,
+            pools=not pooled.isdisjoint(call.outputs),
+            passes_on=node.op_type in ("Reshape", "Resize"),
             object_bytes=_SESSION_NODE_BYTES + _SESSION_VALUE_BYTES * sum(value_counts[name] for name in call.outputs),
             constants=tuple(
                 (constant_bytes.pop(name), columns.get(name, 0))
@@ -280,7 +317,7 @@ def onnx_program(step: Step) -> TracedProgram:
                 if name in constant_bytes
             ),
         )
-        for call in reversed([*executed_calls(graph)])  # reversed, blocks that may be left out come first
+        for node, call in backwards
     )
     return TracedProgram(
         calls=tuple(calls)[::-1],
@@ -289,6 +326,15 @@ def onnx_program(step: Step) -> TracedProgram:
         value_bytes=VALUE_BYTES,
         measure_arena=lambda requests: simulate_arena(requests).resident_bytes,
     )
+
+
+def _pooled_values(nodes: Sequence[onnx.NodeProto]) -> set[str]:
+    """Return the values that pools compute on planes, in the forward and the backward pass."""
+    pooled = set[str]()
+    for node in nodes:
+        if node.op_type == "Resize" or (node.op_type != "Reshape" and not pooled.isdisjoint(node.input)):
+            pooled.update(node.output)
+    return pooled.union(*(node.output for node in nodes if node.op_type == "MaxPool"))
 
 
 def _striped_constants(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, TensorType]) -> dict[str, int]:

@@ -32,6 +32,8 @@ class KernelCall:
         part: part of the program; blocks that outlive their part are in a separate memory.
         passes_on: whether it only cuts or reshapes its input.
         pads: whether it only adds a border to its input.
+        pools: whether it is part of a pool, or of its gradient.
+        narrow: whether it is only there if a convolution has few inputs, or only if it has more; None if always.
     """
 
     inputs: tuple[str, ...]
@@ -45,6 +47,8 @@ class KernelCall:
     part: int = 0
     passes_on: bool = False
     pads: bool = False
+    pools: bool = False
+    narrow: bool | None = None
 
 
 def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[BlockRequest]]:
