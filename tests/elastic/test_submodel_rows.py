@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import starmap
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def make_tensor(number: int, shape: tuple[int, ...], axes: tuple[Dim, ...]) -> T
 
 def list_rows(rows: SubmodelRows, tensor: int) -> Iterator[tuple[np.ndarray, int]]:
     """The elements of each row in the block of sums, and its first element in the submodel's tensor."""
-    for entry in map(Entry._make, rows.entries[rows.firsts[tensor] : rows.firsts[tensor + 1]].tolist()):
+    for entry in starmap(Entry, rows.entries[rows.firsts[tensor] : rows.firsts[tensor + 1]].tolist()):
         for index, place in rows.lists[entry.first : entry.last].tolist():
             begin = entry.start + index * entry.step
             parts = [

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Centre, Explicit, Full, IndexSet, Prefix, Roll
 
@@ -176,8 +174,9 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
         raise ConfigError(f"a submodel keeps {len(indices)} of axis {axis.name!r}, but must keep {axis.least} or more")
     step = axis.granularity
     # A group may be permuted inside: its members are normalised together in any order.
-    groups = np.sort(np.array(indices)[: len(indices) // step * step].reshape(-1, step))
-    if len(indices) % step or (groups != groups[:, :1] // step * step + np.arange(step)).any():
+    groups = [index // step for index in indices]
+    whole = [group for group in groups[::step] for _ in range(step)]
+    if groups != whole or len(set(indices)) < len(indices):
         raise ConfigError(
             f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
         )
