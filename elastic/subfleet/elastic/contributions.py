@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.holders import HeldSubmodel
-from subfleet.elastic.maps import Placement, placements
+from subfleet.elastic.maps import Placement, TensorMap, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.sum_layout import Numbers, SumLayout
 from subfleet.protocol.errors import ConfigError, ProtocolError
@@ -142,17 +142,25 @@ class ContributionReader:
         if placed is None:
             if len(self._placed) >= _MOST_PLACES:  # each client may have a submodel of its own
                 self._placed.clear()
-            shapes, own = self._network.shapes(architecture), placements(self._network, architecture)
-            placed = self._placed[key] = self._hold(shapes, own, key)
+            shapes, maps = self._network.shapes(architecture), tensor_maps(self._network, architecture)
+            placed = self._placed[key] = self._hold(shapes, dict(zip(maps, maps, strict=True)), maps, key)
         if contribution.placements is None:
             return placed
         _check_placements(self._network, placed.shapes, contribution.placements)
-        return self._hold(placed.shapes, contribution.placements, object())
+        local = {placement.name: placement.local for placement in contribution.placements}
+        maps = {placement.name: placement.map for placement in contribution.placements}
+        return self._hold(placed.shapes, local, maps, object())
 
-    def _hold(self, shapes: Mapping[str, tuple[int, ...]], among: Sequence[Placement], key: Hashable) -> _Placed:
-        own = [placement for placement in among if placement.name in self._layout.places]
-        held = HeldSubmodel(key=key, layout=self._layout, maps={placement.name: placement.map for placement in own})
-        return _Placed(shapes=shapes, local={placement.name: placement.local for placement in own}, held=held)
+    def _hold(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        local: Mapping[str, str],
+        maps: Mapping[str, TensorMap],
+        key: Hashable,
+    ) -> _Placed:
+        names = [name for name in local if name in self._layout.places]
+        held = HeldSubmodel(key=key, layout=self._layout, maps={name: maps[name] for name in names})
+        return _Placed(shapes=shapes, local={name: local[name] for name in names}, held=held)
 
     def _multiply_units(self, name: str, contribution: Contribution, shape: Sequence[int]) -> int | Tensor:
         factor, weight = (contribution.factors or {})[name], contribution.weight

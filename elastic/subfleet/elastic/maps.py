@@ -64,9 +64,12 @@ class KeptIndices:
         """(n, 2): the first index of each run of consecutive ones, and its length, in the submodel's order."""
         if isinstance(self.indices, range):
             return np.array([(self.indices.start, len(self.indices))])
-        edges = np.flatnonzero(self.numbers[1:] != self.numbers[:-1] + 1) + 1
-        edges = np.concatenate([[0], edges, [len(self.indices)]])
-        return np.stack([self.numbers[edges[:-1]], edges[1:] - edges[:-1]], axis=1)
+        places = np.flatnonzero(self.numbers[1:] != self.numbers[:-1] + 1) + 1
+        runs = np.empty((len(places) + 1, 2), np.int64)
+        runs[0, 0], runs[1:, 0] = self.numbers[0], self.numbers[places]
+        runs[:-1, 1], runs[-1, 1] = places, len(self.indices)
+        runs[1:, 1] -= places
+        return runs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -150,7 +150,9 @@ def _combine(outer: Sequence[KeptIndices], strides: Sequence[int]) -> Numbers:
 def _order(numbers: Numbers) -> Numbers:
     """(n, 2): ascending numbers and their places."""
     order = np.argsort(numbers, kind="stable")
-    return np.stack([numbers[order], order], axis=1)
+    pairs = np.empty((len(numbers), 2), np.int64)
+    pairs[:, 0], pairs[:, 1] = numbers[order], order
+    return pairs
 
 
 def join_rows(submodels: Sequence[SubmodelRows]) -> SubmodelRows:
