@@ -217,7 +217,9 @@ def _make_add_row(place: Any) -> Any:
         begin, allowed = 0, True
         for run in range(runs.shape[0]):
             first, length = start + runs[run, 0] * stride, runs[run, 1] * stride
-            allowed &= place(sums[first : first + length], arrays, begin, factors, limit)
+            # Indices that may be negative would prevent vectorisation.
+            part = np.uint64(first), np.uint64(begin), np.uint64(length)
+            allowed &= place(sums, arrays, part, factors, limit)
             begin += length
         return done + 1 if allowed else -1 - done
 
@@ -225,28 +227,26 @@ def _make_add_row(place: Any) -> Any:
 
 
 def _make_place_one(units: Any) -> Any:
-    def place_one(block, arrays, begin, factors, limit):  # type: ignore[no-untyped-def]
-        # Slices first: indices that may be negative would prevent vectorisation.
-        a, f, allowed = arrays[0][begin : begin + block.size], factors[0], True
-        for i in range(block.size):
-            x = a[i]
+    def place_one(sums, arrays, part, factors, limit):  # type: ignore[no-untyped-def]
+        (first, begin, length), a, f = part, arrays[0], factors[0]
+        allowed = True
+        for i in range(length):
+            x = a[begin + i]
             allowed &= abs(x) <= limit
-            block[i] += units(x, f, limit)
+            sums[first + i] += units(x, f, limit)
         return allowed
 
     return place_one
 
 
 def _make_place_four(units: Any) -> Any:
-    def place_four(block, arrays, begin, factors, limit):  # type: ignore[no-untyped-def]
-        end = begin + block.size
-        a, b, c, d = arrays[0][begin:end], arrays[1][begin:end], arrays[2][begin:end], arrays[3][begin:end]
-        f, g, h, k = factors
+    def place_four(sums, arrays, part, factors, limit):  # type: ignore[no-untyped-def]
+        (first, begin, length), (a, b, c, d), (f, g, h, k) = part, arrays, factors
         allowed = True
-        for i in range(block.size):
-            w, x, y, z = a[i], b[i], c[i], d[i]
+        for i in range(length):
+            w, x, y, z = a[begin + i], b[begin + i], c[begin + i], d[begin + i]
             allowed &= (abs(w) <= limit) & (abs(x) <= limit) & (abs(y) <= limit) & (abs(z) <= limit)
-            block[i] += units(w, f, limit) + units(x, g, limit) + units(y, h, limit) + units(z, k, limit)
+            sums[first + i] += units(w, f, limit) + units(x, g, limit) + units(y, h, limit) + units(z, k, limit)
         return allowed
 
     return place_four
