@@ -56,6 +56,7 @@ COPIED = 8
 CLIENTS = (10, 100, 1000)
 KINDS = ("full", "prefix", "roll", "explicit", "mixed")
 REPEATS = 5
+"""Up to 100 clients; with 1000 each takes seconds, and runs once."""
 GIGABYTE = 1e9
 
 
@@ -114,7 +115,8 @@ def measure_rates(network: Network, kind: str, clients: int, device: torch.devic
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     aggregate(network, state, trained[:COPIED], [slice(0, COPIED)])
     # A copy is short: one runs before each of the others, so that all see the same load of the machine.
-    for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
+    repeats = max(1, REPEATS * CLIENTS[1] // max(clients, CLIENTS[1]))
+    for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * repeats:
         seconds[name].append(_measure_seconds(runs[name], device))
     round_bytes = sum(tensor.nbytes for _, change in trained for tensor in change.values())
     bps = {
