@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subfleet.elastic.building import build_module
+from subfleet.elastic.building import sized_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
@@ -116,7 +116,7 @@ def evaluate_many(
             the network's outputs.
     """
     local = extract(network, architecture, state)
-    module = build_module(network, architecture)
+    module = sized_module(network.config, network.local(architecture))
     # The module takes over the extracted tensors and their device.
     module.load_state_dict(local, assign=True)
     module.eval()
