@@ -164,13 +164,14 @@ def _weigh(context: RunContext, close: Close) -> dict[str, Weight]:
 def _build_client_row(
     context: RunContext, close: Close, client: ClientState, traffic: Traffic, weight: Weight | None
 ) -> ClientRow:
-    offer, task = client.offer, client.task
+    offer = client.offer
     row = ClientRow(
         **_describe_client(client, "aggregated", traffic),
         **select_fields(client, "outlier", "scale", "limit"),
         **select_fields(offer, "memory_free_bytes", "data_warning"),
         **select_fields(client.update, "measured_peak_bytes", "seconds", "loss", "sample_count"),
         **select_fields(weight, "share", "lowered"),
+        **_describe_work(context, close, client),
         weight=weight.counted if weight is not None else 0.0,
         budget_bytes=offer.memory_budget_bytes,
         downlink_budget_bytes=offer.budget.downlink_bytes,
@@ -180,19 +181,25 @@ def _build_client_row(
         training_joules=_measure_joules(client),
         staleness=0 if client.update is None else compute_staleness(close.round, client),
     )
-    if task is not None:
-        row = replace(row, planned_peak_bytes=task.planned_peak_bytes, disk_bytes=needed_bytes(task))
-    if client.given is None:
-        return row
-    cost = _estimate_cost(context, close, client, client.given)
-    row = replace(row, runtime=offer.runtime, parameters=cost.parameters, forward_macs=cost.forward_macs)
-    if task is not None and isinstance(task.work, Train):
-        row = replace(row, **_describe_training(context, close, client, task.architecture, task.work, cost))
-    if client.given.requested is None or row.utilisation is None:
+    if client.given is None or client.given.requested is None or row.utilisation is None:
         return row
     preferred = estimate_size(context, close.lineages, client.given.requested.program.size)
     lost = max(0.0, 1 - row.parameters / preferred.parameters)
     return replace(row, requested=preferred.architecture.name, parameters_lost=lost)
+
+
+def _describe_work(context: RunContext, close: Close, client: ClientState) -> dict[str, Any]:
+    """The fields on a client's task and submodel, as far as it has them."""
+    task, fields = client.task, dict[str, Any]()
+    if task is not None:
+        fields |= {"planned_peak_bytes": task.planned_peak_bytes, "disk_bytes": needed_bytes(task)}
+    if client.given is None:
+        return fields
+    cost = _estimate_cost(context, close, client, client.given)
+    fields |= {"runtime": client.offer.runtime, "parameters": cost.parameters, "forward_macs": cost.forward_macs}
+    if task is not None and isinstance(task.work, Train):
+        fields |= _describe_training(context, close, client, task.architecture, task.work, cost)
+    return fields
 
 
 def _measure_joules(client: ClientState) -> float | None:
