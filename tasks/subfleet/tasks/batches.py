@@ -56,6 +56,9 @@ def split_batch(indices: Indices, mask: Mask, size: int) -> Iterator[tuple[Indic
         mask: mask of the batch.
         size: number of samples of each part.
     """
+    if size == len(indices):  # most batches have one part
+        yield indices, mask
+        return
     real = indices[mask > 0]
     for start in range(0, len(real), size):
         part = real[start : start + size]
