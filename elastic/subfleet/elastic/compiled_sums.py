@@ -72,8 +72,10 @@ class CompiledBatch:
 
     def list_left(self, position: int) -> list[str]:
         """The names of the tensors of a reading that it does not add."""
-        own, places = self._addresses[position], self._layout.places
-        return [name for name in self._readings[position].values if not own[places[name].position]]
+        own, places, values = self._addresses[position], self._layout.places, self._readings[position].values
+        if np.count_nonzero(own) == len(values):
+            return []
+        return [name for name in values if not own[places[name].position]]
 
     def add(self) -> bool:
         """Add all updates to the sums; False, after some were added, if a value is not finite or exceeds its limit."""

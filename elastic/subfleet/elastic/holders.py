@@ -109,17 +109,20 @@ class HolderCounts:
     def units_and_clients(self, name: str) -> Tensor:
         """(2, ...): units and clients of a tensor's elements, int64 on the CPU; for one client, units are both.
 
-        The dimensions broadcast against the tensor: a number for each element, for each cell, or for all of them.
+        The dimensions broadcast against the tensor: a number for each element, for each cell, or for all of them. They
+        may share memory with what is counted.
         """
         self._count_cells()
         place = self._layout.places[name]
         counts = self._whole[:, place.position, None]
         if self._cells is not None and self._has_parts[place.position]:
-            counts = counts + self._cells[:, place.cells]
-            counts = counts.reshape(-1, *place.cell_shape)
+            cells = self._cells[:, place.cells]
+            counts = (cells + counts if counts.any() else cells).reshape(-1, *place.cell_shape)
         else:
             counts = counts.reshape(-1, *[1] * len(place.shape))
-        counted = torch.from_numpy(counts) + self._elements.get(name, 0)
+        counted = torch.from_numpy(counts)
+        if name in self._elements:
+            counted = counted + self._elements[name]
         return counted.expand(2, *counted.shape[1:])
 
     def _add(self, submodel: HeldSubmodel, counts: Numbers) -> None:
