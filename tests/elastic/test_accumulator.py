@@ -341,6 +341,52 @@ def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device:
     assert have_same_bits(*results)
 
 
+def test_a_placement_of_another_shape_is_refused() -> None:
+    maps = tensor_maps(network(), uncut())
+    accumulator = Accumulator(network(), random_state(network(), 0), total_weight=1)
+    placements = [Placement(local="norm.bias", name="head.weight", map=maps["head.weight"])]
+    with pytest.raises(ConfigError, match=r"'head\.weight'.*'norm\.bias'"):
+        accumulator.add(uncut(), random_change(network(), uncut(), 1), 1.0, placements=placements)
+
+
+def test_an_update_that_is_placed_with_more_than_it_sends_is_refused() -> None:
+    accumulator = Accumulator(network(), random_state(network(), 0), total_weight=1)
+    change = {"norm.bias": random_change(network(), uncut(), 1)["norm.bias"]}
+    with pytest.raises(ConfigError, match="does not send"):
+        accumulator.add_many([Contribution(architecture=uncut(), change=change, weight=1.0, sent=("norm.bias",))])
+
+
+def test_changes_in_double_precision_are_not_written_to_and_are_undone() -> None:
+    state, change = random_state(network(), 0), random_change(network(), uncut(), 1)
+    double = {name: tensor.double() for name, tensor in change.items()}
+    wrong = {
+        name: torch.full_like(tensor, torch.nan) if name == "head.bias" else tensor for name, tensor in double.items()
+    }
+    accumulator, plain = (Accumulator(network(), state, total_weight=2) for _ in range(2))
+    with pytest.raises(ProtocolError, match=r"head\.bias"):
+        accumulator.add(uncut(), wrong, 1.0)
+    assert have_same_bits(accumulator.finish(), state)
+    for own, added in ((accumulator, double), (plain, change)):
+        own.add(uncut(), added, 1.0)
+    assert have_same_bits(accumulator.finish(), plain.finish())
+    assert all(torch.equal(double[name], tensor.double()) for name, tensor in change.items())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_states_in_another_order_are_merged(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    if compiled:
+        monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
+    state, change = random_state(network(), 0), random_change(network(), uncut(), 1)
+    whole, first = Accumulator(network(), state, total_weight=1), Accumulator(network(), state, total_weight=1)
+    second = Accumulator(network(), dict(reversed(state.items())), total_weight=1)
+    for accumulator in (whole, second):
+        accumulator.add_many([])
+        accumulator.add(uncut(), change, 1.0)
+        accumulator.add_many([])
+    first.merge(second)
+    assert have_same_bits(first.finish(), whole.finish())
+
+
 @given(st.lists(st.integers(1, 3 * BATCH_BYTES)))
 def test_batches_hold_all_updates_in_order_and_little_memory(counts: list[int]) -> None:
     batches = [counts[batch] for batch in split_batches(counts)]

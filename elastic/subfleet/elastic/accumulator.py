@@ -23,7 +23,7 @@ from subfleet.elastic.holders import HolderCounts
 from subfleet.elastic.maps import Placement
 from subfleet.elastic.network import Network
 from subfleet.elastic.sum_layout import Numbers, SumLayout, lay_out
-from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
 
@@ -61,7 +61,7 @@ class Accumulator:
             raise ConfigError(f"min_contributors is {min_contributors}, but must be 1 or more")
         _check_state(network, state)
         self.network = network
-        self.state = {name: tensor.detach() for name, tensor in state.items()}
+        self.state = {name: state[name].detach() for name in network.tensors if name in state}
         self.min_contributors = min_contributors
         self._grid = WeightGrid(total_weight)
         self._exponents = np.array(
@@ -167,7 +167,7 @@ class Accumulator:
                     check_limit(name, values, self._limit(name))
         try:
             add_exactly(list(terms.values()))
-        except ProtocolError:
+        except BaseException:
             if batch is not None:
                 batch.undo()
             raise
@@ -176,7 +176,7 @@ class Accumulator:
         """What the compiled loop adds, if that pays off for all that was added so far."""
         self._element_count += sum(tensor.numel() for reading in readings for tensor in reading.values.values())
         loops = loops_for(self._element_count)
-        if loops is None or self._block is None:
+        if not readings or loops is None or self._block is None:
             return None
         return CompiledBatch(self._block, self._layout, readings, self._exponents, loops)
 

@@ -52,8 +52,8 @@ class Loops:
     Attributes:
         add: (sums, chunks, rows, updates, sign, progress) adds all updates to chunks of the sums, chunk by chunk; rows
             are those of several submodels. It writes to `progress` how many rows it added in each chunk. A row with a
-            value that is not finite or exceeds its limit is the last one, and False is returned. With sign -1 it
-            subtracts as many rows in each chunk as `progress` says.
+            value that is not finite or exceeds its limit is the last one of a call, which returns False. With sign -1
+            it subtracts as many rows in each chunk as `progress` says.
         count: see `count_cells`.
         move: (old, total, (units, clients), (least, scale), new, span) writes old + total / (units / scale), computed
             in float64, to the elements of a span of the float32 array `new`. Units and clients have a number for each

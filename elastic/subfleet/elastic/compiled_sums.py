@@ -61,7 +61,7 @@ class CompiledBatch:
             for together in self._list_groups(own):
                 groups.append((submodel, len(order), len(together)))
                 order += together
-        # Slots that are left add 0 times the first update.
+        # Slots that are left add 0 times the last update.
         repeated = np.array([at > 0 and order[at] == order[at - 1] for at in range(len(order))])
         ordered = factors[order]
         ordered[repeated] = 0

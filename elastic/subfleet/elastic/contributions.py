@@ -1,5 +1,6 @@
 """What clients learned, checked against their submodels, and where it is added to a model."""
 
+import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,14 +9,14 @@ from torch import Tensor
 
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.holders import HeldSubmodel
-from subfleet.elastic.maps import Placement, TensorMap, tensor_maps
+from subfleet.elastic.maps import Gather, Placement, TensorMap, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.sum_layout import Numbers, SumLayout
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 
 _MOST_PLACES = 32
-"""Submodels with places in the tensors that are kept from one update to the next."""
+"""So many submodels are kept, with their places, from one update to the next."""
 
 
 BATCH_BYTES = 3 * 2**27
@@ -117,6 +118,9 @@ class ContributionReader:
         placed = self._place(contribution)
         change, shapes = contribution.change, placed.shapes
         _check_names(change, contribution.sent or shapes)
+        unsent = set(placed.local.values()) - set(contribution.sent or shapes)
+        if unsent:
+            raise ConfigError(f"an update is placed with the tensors {sorted(unsent)}, but does not send them")
         values = {name: change[local] for name, local in placed.local.items()}
         for tensor, local in zip(values.values(), placed.local.values(), strict=True):
             if tensor.shape != shapes[local] or not tensor.dtype.is_floating_point:
@@ -199,3 +203,10 @@ def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], p
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"two placements of one update add to the tensor {twice!r}, but each must have its own")
+    for placement in placements:
+        own, shape, size = placement.map, shapes[placement.local], math.prod(network.tensors[placement.name].shape)
+        if isinstance(own, Gather) and (own.local_shape != shape or math.prod(own.sizes) != size):
+            raise ConfigError(
+                f"a placement maps {size} elements of {placement.name!r} to {placement.local!r} of shape {shape}, but "
+                f"its map is for {math.prod(own.sizes)} and {own.local_shape}"
+            )

@@ -59,7 +59,7 @@ class _Piece:
 
     def add(self, sign: int) -> None:
         """Add it, or subtract it with sign -1."""
-        units = self.values.to(torch.float64).mul_(self.factor).round_().to(torch.int64)
+        units = torch.mul(self.values.to(torch.float64), self.factor).round_().to(torch.int64)
         if sign < 0:
             units.neg_()
         if self.map is None:
@@ -82,11 +82,14 @@ def add_exactly(tensors: Sequence[Sequence[Term]]) -> None:
     refused: list[Term] = []
     jobs = [partial(_add_in_turn, terms, added, refused) for terms in tensors]
     on_cpu = (term.values.numel() for terms in tensors for term in terms if term.values.is_cpu)
-    run_until_one_fails(jobs, threads_for(sum(on_cpu)))
-    if refused:
+    try:
+        run_until_one_fails(jobs, threads_for(sum(on_cpu)))
+        if refused:
+            check_limit(refused[0].name, refused[0].values, refused[0].limit)
+    except BaseException:
         for piece in added:
             piece.add(-1)
-        check_limit(refused[0].name, refused[0].values, refused[0].limit)
+        raise
 
 
 def _add_in_turn(terms: Sequence[Term], added: list[_Piece], refused: list[Term]) -> bool:

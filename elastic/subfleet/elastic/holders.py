@@ -107,7 +107,7 @@ class HolderCounts:
             self._elements[name] = own + self._elements.get(name, 0)
 
     def units_and_clients(self, name: str) -> Tensor:
-        """(2, ...): units and clients of a tensor's elements, int64 on the CPU; for one client, units are both.
+        """(2, ...): units and clients of a tensor's elements, int64 on the CPU; twice units if one client is enough.
 
         The dimensions broadcast against the tensor: a number for each element, for each cell, or for all of them. They
         may share memory with what is counted.

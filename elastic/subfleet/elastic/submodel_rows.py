@@ -3,6 +3,7 @@
 A map keeps some indices of each factor of a tensor. The factors after the last one that is cut are contiguous; so are,
 in the submodel's own tensor, all kept indices of that last one. They are a row, and the rows of a tensor differ in
 where they begin only. So a tensor takes a few numbers, and the indices of an axis are listed once for all tensors.
+Where several factors come before the last one that is cut, their combinations are listed.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ class SubmodelRows(NamedTuple):
 
     Attributes:
         firsts: (tensors + 1,): the first entry of each tensor of the layout, and the number of entries. A tensor that
-            the submodel lacks, or whose map keeps no indices of factors, has none. Of several submodels: one for each.
+            the submodel lacks, or that rows cannot describe, has none. Of several submodels: one for each.
         entries: (entries,) of `ENTRY`.
         lists: (n, 2): indices of rows, ascending in each list, and their places in the submodel's order.
         runs: (n, 2): the first index of each run of consecutive ones in a row, and their number.
