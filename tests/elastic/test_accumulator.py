@@ -3,20 +3,17 @@
 import random
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from elastic.elastic_cases import MLP, RESNET, random_change, random_state, to_device
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_sums, sum_layout
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
-from subfleet.elastic.contributions import BATCH_BYTES, Contribution, split_batches
+from subfleet.elastic.contributions import Contribution
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.network import Network
@@ -257,27 +254,6 @@ def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> No
 
 
 @pytest.mark.parametrize(
-    ("local", "name", "reason"),
-    [("nothing", "norm.bias", "'nothing'"), ("norm.bias", "nothing", "'nothing'"), ("norm.bias", "norm.bias", "two")],
-)
-def test_unknown_and_repeated_placements_are_refused(local: str, name: str, reason: str) -> None:
-    maps = tensor_maps(network(), uncut())
-    placements = [
-        Placement(local=tensor_name, name=tensor_name, map=tensor_map) for tensor_name, tensor_map in maps.items()
-    ]
-    placements.append(Placement(local=local, name=name, map=maps["norm.bias"]))
-    accumulator = Accumulator(network(), random_state(network(), 0), total_weight=1)
-    with pytest.raises(ConfigError, match=reason):
-        accumulator.add(
-            uncut(),
-            random_change(network(), uncut(), 1),
-            1.0,
-            placements=placements,
-        )
-    assert have_same_bits(accumulator.finish(), random_state(network(), 0))
-
-
-@pytest.mark.parametrize(
     "factor", [-0.5, 1.5, float("nan"), torch.tensor([0.5, 2.0, 0.5, 0.5]), torch.tensor([0.5, 0.5, 0.5])]
 )
 def test_factors_out_of_range_or_shape_are_refused(factor: float | Tensor) -> None:
@@ -341,21 +317,6 @@ def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device:
     assert have_same_bits(*results)
 
 
-def test_a_placement_of_another_shape_is_refused() -> None:
-    maps = tensor_maps(network(), uncut())
-    accumulator = Accumulator(network(), random_state(network(), 0), total_weight=1)
-    placements = [Placement(local="norm.bias", name="head.weight", map=maps["head.weight"])]
-    with pytest.raises(ConfigError, match=r"'head\.weight'.*'norm\.bias'"):
-        accumulator.add(uncut(), random_change(network(), uncut(), 1), 1.0, placements=placements)
-
-
-def test_an_update_that_is_placed_with_more_than_it_sends_is_refused() -> None:
-    accumulator = Accumulator(network(), random_state(network(), 0), total_weight=1)
-    change = {"norm.bias": random_change(network(), uncut(), 1)["norm.bias"]}
-    with pytest.raises(ConfigError, match="does not send"):
-        accumulator.add_many([Contribution(architecture=uncut(), change=change, weight=1.0, sent=("norm.bias",))])
-
-
 def test_changes_in_double_precision_are_not_written_to_and_are_undone() -> None:
     state, change = random_state(network(), 0), random_change(network(), uncut(), 1)
     double = {name: tensor.double() for name, tensor in change.items()}
@@ -385,16 +346,6 @@ def test_states_in_another_order_are_merged(monkeypatch: pytest.MonkeyPatch, com
         accumulator.add_many([])
     first.merge(second)
     assert have_same_bits(first.finish(), whole.finish())
-
-
-@given(st.lists(st.integers(1, 3 * BATCH_BYTES)))
-def test_batches_hold_all_updates_in_order_and_little_memory(counts: list[int]) -> None:
-    batches = [counts[batch] for batch in split_batches(counts)]
-    assert [count for batch in batches for count in batch] == counts
-    assert all(len(batch) <= 4 or 4 * sum(batch) <= BATCH_BYTES for batch in batches)
-    for batch, following in pairwise(batches):
-        assert len(batch) >= 4
-        assert 4 * (sum(batch) + following[0]) > BATCH_BYTES
 
 
 def test_fewer_than_one_contributor_is_refused() -> None:
