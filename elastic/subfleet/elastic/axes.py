@@ -87,7 +87,7 @@ def factors_of(dim: Dim, size: int) -> Factors:
 
 def factor_sizes(factors: Iterable[str | int], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The sizes of factors, given the sizes of axes and sums."""
-    return tuple(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
+    return tuple([factor if isinstance(factor, int) else sizes[factor] for factor in factors])
 
 
 def add_sums(sums: Sums, sizes: Mapping[str, int]) -> dict[str, int]:

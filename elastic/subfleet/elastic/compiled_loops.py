@@ -189,10 +189,8 @@ def _make_add_entry(floats_at: Any, find_row: Any, add_one: Any, add_four: Any) 
         addresses, factors, limit = updates.addresses[:, tensor], updates.factors[:, tensor], updates.limits[tensor]
         runs = rows.runs[entry["first_run"] : entry["last_run"]]
         for row in range(find_row(rows.lists, entry, chunk["first"]), entry["last"]):
-            start, origin = (
-                entry["start"] + rows.lists[row, 0] * entry["step"],
-                entry["origin"] + rows.lists[row, 1] * length,
-            )
+            start = entry["start"] + rows.lists[row, 0] * entry["step"]
+            origin = entry["origin"] + rows.lists[row, 1] * length
             if start >= chunk["last"] or done < 0 or done == most:
                 break
             place = start, entry["stride"], done

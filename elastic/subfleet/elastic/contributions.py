@@ -1,12 +1,13 @@
-"""What clients learned, checked against their submodels, and where it is added to a model."""
+"""What clients learned, checked against their submodels; where it is added to a model, and how much at a time."""
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from subfleet.elastic.compiled_loops import ADDED_TOGETHER
 from subfleet.elastic.grid import WeightGrid
 from subfleet.elastic.holders import HeldSubmodel
 from subfleet.elastic.maps import Gather, Placement, TensorMap, tensor_maps
@@ -17,25 +18,22 @@ from subfleet.protocol.submodel import Architecture
 
 _MOST_PLACES = 32
 """So many submodels are kept, with their places, from one update to the next."""
-
-
 BATCH_BYTES = 3 * 2**27
 """Float32 changes that are worth having in memory to be added together.
 
 Sums take twice the bytes of an update, and are read and written once for a batch.
 """
-_LEAST_BATCH = 4
 
 
 def split_batches(parameter_counts: Sequence[int]) -> Iterator[slice]:
-    """Split updates into batches that are added together: as many as `BATCH_BYTES` hold, but at least four.
+    """Split updates into batches that are added together: as many as `BATCH_BYTES` hold, but at least `ADDED_TOGETHER`.
 
     Args:
         parameter_counts: of each update.
     """
     start, size_bytes = 0, 0
     for position, count in enumerate(parameter_counts):
-        if position - start >= _LEAST_BATCH and size_bytes + 4 * count > BATCH_BYTES:
+        if position - start >= ADDED_TOGETHER and size_bytes + 4 * count > BATCH_BYTES:
             yield slice(start, position)
             start, size_bytes = position, 0
         size_bytes += 4 * count
@@ -117,8 +115,9 @@ class ContributionReader:
         """Check a contribution and find where it is added; errors are those of `Accumulator.add_many`."""
         placed = self._place(contribution)
         change, shapes = contribution.change, placed.shapes
-        _check_names(change, contribution.sent or shapes)
-        unsent = set(placed.local.values()) - set(contribution.sent or shapes)
+        sent = set(contribution.sent or shapes)
+        _check_names(change, sent)
+        unsent = set(placed.local.values()) - sent
         if unsent:
             raise ConfigError(f"an update is placed with the tensors {sorted(unsent)}, but does not send them")
         values = {name: change[local] for name, local in placed.local.items()}
@@ -183,8 +182,7 @@ class ContributionReader:
         return self._grid.element_units(weight, factor)
 
 
-def _check_names(change: Mapping[str, Tensor], expected: Collection[str]) -> None:
-    names = set(expected)
+def _check_names(change: Mapping[str, Tensor], names: Set[str]) -> None:
     if change.keys() != names:
         missing, unknown = sorted(names - change.keys()), sorted(change.keys() - names)
         raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")

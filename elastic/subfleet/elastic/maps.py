@@ -106,7 +106,7 @@ class Gather:
 
     @property
     def last_cut(self) -> int | None:
-        """The last factor of which indices are left out or moved."""
+        """The last factor whose indices are not all kept in their order; None if all are."""
         for dim in range(len(self.kept) - 1, -1, -1):
             if not self.kept[dim].is_whole:
                 return dim

@@ -15,6 +15,7 @@ from subfleet.elastic.axes import (
     Sums,
     add_sums,
     check_indices,
+    factor_sizes,
     factors_of,
     list_indices,
 )
@@ -129,7 +130,7 @@ class TensorDecl:
 
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in a submodel with these sizes of axes and sums."""
-        return tuple([math.prod([own if isinstance(own, int) else sizes[own] for own in dim]) for dim in self.factors])
+        return tuple([math.prod(factor_sizes(factors, sizes)) for factors in self.factors])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

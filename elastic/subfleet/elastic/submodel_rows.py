@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     """Rows of a tensor.
 
     Attributes:
-        first: the first number of its list.
+        first: the first pair of its list.
         last: the one after the last.
         start: the element in the block of sums from which rows are counted.
         step: elements from the row with an index to that with the next one.
@@ -106,7 +106,7 @@ class _Arrays:
 
 def _list_entries(tensor_map: Gather, place: TensorPlace, lists: _Arrays, runs: _Arrays) -> Iterator[Entry]:
     kept, last = tensor_map.kept, tensor_map.last_cut or 0
-    outer, strides = kept[:last] or kept[:1], tensor_map.strides
+    strides = tensor_map.strides
     if not kept:
         yield from _join(range(1), 1, place, lists)
     elif strides[last] % place.cell or (place.chunk < place.size and place.chunk % strides[0]):
@@ -124,6 +124,7 @@ def _list_entries(tensor_map: Gather, place: TensorPlace, lists: _Arrays, runs: 
         elif last == 1:
             rows, step = lists.place(kept[0], lambda: _order(kept[0].numbers)), strides[0]
         else:
+            outer = kept[:last]
             rows, step = lists.place((outer, strides), lambda: _order(_combine(outer, strides))), 1
         yield Entry(*rows, place.start, step, 0, length, *in_row, stride)
 

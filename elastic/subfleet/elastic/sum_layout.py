@@ -30,7 +30,6 @@ class TensorPlace:
     """A tensor in the blocks.
 
     Attributes:
-        name: of the tensor.
         position: among all tensors.
         shape: of the tensor.
         start: its first element in the block of sums.
@@ -40,7 +39,6 @@ class TensorPlace:
         chunk: elements of a chunk, a multiple of what an index of the first factor takes.
     """
 
-    name: str
     position: int
     shape: tuple[int, ...]
     start: int
@@ -93,7 +91,6 @@ def lay_out(tensors: Sequence[TensorDecl], axis_sizes: Mapping[str, int]) -> Sum
     first_cells = list(accumulate((size // cell for size, cell in zip(sizes, cells, strict=True)), initial=0))
     places = {
         decl.name: TensorPlace(
-            name=decl.name,
             position=position,
             shape=decl.shape,
             start=starts[position],

@@ -189,7 +189,7 @@ def _build_client_row(
 
 
 def _describe_work(context: RunContext, close: Close, client: ClientState) -> dict[str, Any]:
-    """The fields on a client's task and submodel, as far as it has them."""
+    """The fields that describe a client's task and its submodel; none without them."""
     task, fields = client.task, dict[str, Any]()
     if task is not None:
         fields |= {"planned_peak_bytes": task.planned_peak_bytes, "disk_bytes": needed_bytes(task)}

@@ -1,4 +1,4 @@
-"""Convolutions of few outputs over many positions, with every fourth row as an output of its own.
+"""Convolutions of few outputs over many positions: every fourth row of an output becomes a separate output.
 
 A runtime copies what the kernel sees at each position into a column, and multiplies it by the weights. Where
 outputs are few, the copies take longer than the product. Here four outputs of a kernel that is three rows longer
